@@ -1,0 +1,28 @@
+# `make demo` and `make test` set up what they need in .venv; both are quick the second time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint setup clean
+
+demo: setup
+	$(BIN)/netgym compare examples/digits_wan.yaml
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,fast]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""Training strategies over simulated and real networks."""

@@ -1,0 +1,228 @@
+"""The contract between training code and whatever carries its tensors.
+
+Strategies and loops see this class only. `gloo` moves tensors through real sockets, `netsim` through a
+simulated network; both keep the semantics written here, and one table of tests holds them to it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from netsim.errors import InputError, unknown_name
+
+__all__ = ["Communicator", "Handle", "Traffic", "reduce_op_name"]
+
+T = TypeVar("T")
+
+_OPS = ("sum", "avg", "min", "max", "product")
+
+
+def reduce_op_name(op: object) -> str:
+    """One of `sum avg min max product` from a string or a `torch.distributed.ReduceOp`.
+
+    Raises:
+        UnknownNameError: `op` is none of them.
+
+    >>> reduce_op_name("SUM"), reduce_op_name(torch.distributed.ReduceOp.AVG)
+    ('sum', 'avg')
+    """
+    text = op if isinstance(op, str) else str(op).rsplit(".", maxsplit=1)[-1].strip("<>: 0123456789")
+    name = text.lower()
+    if name not in _OPS:
+        raise unknown_name("reduce op", text, _OPS)
+    return name
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent so far, in bytes.
+
+    Attributes:
+        bytes_sent: payload that left this rank, headers not counted.
+        wan_bytes: the part of it that went to another region (0 where the transport knows no regions).
+        payload_bytes: every message counted once in its encoded form, as papers count.
+    """
+
+    bytes_sent: int = 0
+    wan_bytes: int = 0
+    payload_bytes: int = 0
+
+
+class Handle(ABC, Generic[T]):
+    """An operation in flight; `wait()` returns what the synchronous call would have returned."""
+
+    @abstractmethod
+    def wait(self) -> T:
+        """Block until the result is there. Raises what the operation raised. May be called again."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Whether `wait()` would return at once; on a simulated network, at this rank's virtual time."""
+
+
+class Communicator(ABC):
+    """Collective and point-to-point operations of one rank in one group.
+
+    Ranks, `src` and `dst` are local to the group. Every member calls the same operations in the same order.
+    Calls with `async_op=True` return a `Handle`; their inputs are read at the call, their in-place results are
+    written by `wait()`. Reduce ops are `sum`, `avg`, `min`, `max`, `product` or torch's `ReduceOp`; `avg` takes
+    floating dtypes only. Tensors are dense, of any shape and any floating or integer dtype (or bool without
+    arithmetic), and may live on CPU, CUDA or MPS.
+
+    Raises (every operation):
+        MismatchError: members disagree in operation, shape, dtype, reduce op or root.
+        DeadlockError: what this rank waits for can never come.
+        InputError: an argument is wrong by itself (unknown op, rank out of range, average of integers).
+    """
+
+    rank: int
+    world_size: int
+    transport: str
+    traffic: Traffic
+
+    # --- collectives ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, op: object = "sum", async_op: bool = False) -> Any:
+        """Reduce `tensor` over all ranks, in place on every rank; returns `tensor`."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
+        """Overwrite `tensor` with rank `src`'s, in place; returns `tensor`."""
+
+    @abstractmethod
+    def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
+        """Reduce over all ranks into rank `dst`'s `tensor`; the others' stay as they are; returns `tensor`."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
+        """Every rank's `tensor` (equal shapes), as a list in rank order."""
+
+    @abstractmethod
+    def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
+        """Every rank's `tensor` (equal shapes) as a list in rank order on `dst`, None elsewhere."""
+
+    @abstractmethod
+    def scatter(
+        self, tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0, async_op: bool = False
+    ) -> Any:
+        """Write `scatter_list[rank]` of rank `src` into `tensor`, in place; returns `tensor`.
+
+        Only `src` gives `scatter_list`: one tensor a rank, each of `tensor`'s shape.
+        """
+
+    @abstractmethod
+    def reduce_scatter(
+        self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
+    ) -> Any:
+        """Reduce over all ranks and return this rank's part.
+
+        `tensor` is a list of `world_size` tensors (part r goes to rank r; equal lists on all ranks), or one
+        tensor whose first dimension is cut into `world_size` equal parts.
+        """
+
+    @abstractmethod
+    def all_to_all(self, tensors: Tensor | Sequence[Tensor], async_op: bool = False) -> Any:
+        """Send part r to rank r; returns the received parts as a list in rank order.
+
+        `tensors` is a list of `world_size` tensors of any shapes and one dtype, or one tensor cut along its
+        first dimension into equal parts (then one tensor of the same shape is returned).
+        """
+
+    @abstractmethod
+    def barrier(self, async_op: bool = False) -> Any:
+        """Return when every rank has called it."""
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
+        """Send to rank `dst`; the handle completes when the message has been received."""
+
+    @abstractmethod
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
+        """Receive from rank `src` into `tensor` (same shape and dtype as sent), written at `wait()`."""
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """`isend` and wait."""
+        self.isend(tensor, dst, tag).wait()
+
+    def recv(self, tensor: Tensor, src: int, tag: int = 0) -> Tensor:
+        """`irecv` and wait; returns `tensor`."""
+        return self.irecv(tensor, src, tag).wait()
+
+    # --- objects -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """Rank `src`'s `obj` on every rank (picklable; charged with its pickled size)."""
+
+    @abstractmethod
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Every rank's `obj` in rank order (picklable; charged with its pickled size)."""
+
+    # --- groups --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def group(self, ranks: Sequence[int]) -> Communicator:
+        """The communicator of these ranks of this one, called by its members alone, free of cost.
+
+        Ranks inside it count from 0 in the order given, which is the same on every member. A rank alone may
+        form a group. `traffic` is shared with this communicator.
+        """
+
+    # --- the clock -----------------------------------------------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        """Compute for `seconds` of virtual time. Real transports have their own clock and ignore it."""
+
+    def mark(self, row: Mapping[str, Any]) -> None:
+        """Record `row`, stamped with this rank's virtual time, without waiting for that time."""
+
+    @contextmanager
+    def off_clock(self) -> Iterator[None]:
+        """Calls inside cost no virtual time and count no bytes: for logging, checkpoints, evaluation.
+
+        They are matched among themselves: every member must make them off the clock.
+        """
+        yield
+
+    @contextmanager
+    def counted_as(self, payload_bytes: int) -> Iterator[None]:
+        """Count the calls inside as one message of `payload_bytes` in `traffic.payload_bytes`.
+
+        For compound exchanges that move one encoded message in several calls. `bytes_sent` is not touched.
+        """
+        before = self.traffic.payload_bytes
+        try:
+            yield
+        finally:
+            self.traffic.payload_bytes = before + payload_bytes
+
+    # --- shared argument checks ----------------------------------------------------------------------------
+
+    def _check_rank(self, call: str, name: str, rank: int) -> int:
+        """`rank` if it is a member's; `call` and `name` tell the user which argument is wrong."""
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:
+            raise InputError(
+                f"rank {self.rank}, {call}: {name}={rank!r} is not a rank; use 0 to {self.world_size - 1}"
+            )
+        return rank
+
+    def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
+        """The reduce op's name, refused where it has no meaning for this dtype."""
+        name = reduce_op_name(op)
+        if tensor.dtype == torch.bool or tensor.is_complex():
+            raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
+        if name == "avg" and not tensor.is_floating_point():
+            raise InputError(
+                f"rank {self.rank}, {call}: op='avg' of {tensor.dtype} would round; convert to a floating dtype"
+            )
+        return name

@@ -1,0 +1,1 @@
+"""Networks, collectives and ranks in virtual time; knows nothing of tensors."""

@@ -1,0 +1,1 @@
+"""Topologies that ship with NetGym, found by name wherever a path is accepted."""
