@@ -1,0 +1,15 @@
+"""Collectives as schedules of messages, and the clock they take on a network."""
+
+from netsim.collectives.algorithms import ALGORITHMS, OPERATIONS, algorithm_names, default_algorithm, schedule
+from netsim.collectives.arrays import run_on_arrays
+from netsim.collectives.schedules import Schedule
+
+__all__ = [
+    "ALGORITHMS",
+    "OPERATIONS",
+    "Schedule",
+    "algorithm_names",
+    "default_algorithm",
+    "run_on_arrays",
+    "schedule",
+]

@@ -1,0 +1,172 @@
+"""A collective as data: who sends which bytes to whom, in which step.
+
+A schedule is a sequence of phases, a phase a sequence of steps, a step a set of messages. Each member walks
+through the steps on its own: it posts step i of a phase (its sends and receives of that step) when its step
+i - window is done, and the first steps of a phase when all of the phase before is done. A member that has no
+message in a step passes it at once. Nothing here knows of time or of a network.
+
+Every message carries a contiguous range of the *layout*, the bytes of the whole operation in one line: the
+tensor itself, or the parts of all ranks one after the other. So one executor can play any schedule on
+arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Bytes", "ListedPhase", "Message", "Phase", "Ranks", "Schedule", "Step", "boundaries", "step_of"]
+
+Ranks = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The messages of one step as arrays of equal length, each sender's in the order of posting."""
+
+    src: Ranks
+    dst: Ranks
+    offset: Bytes  # first byte of the message in the layout
+    num_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message: `num_bytes` from member `src` to member `dst` in step `step` (counted over all phases)."""
+
+    step: int
+    src: int
+    dst: int
+    num_bytes: int
+
+
+class Phase(ABC):
+    """Steps that follow one another under one window; receivers add what comes (`reduce`) or keep it."""
+
+    num_steps: int
+    window: int
+    reduce: bool
+    skip_empty: bool = False  # messages without bytes are left out
+
+    @abstractmethod
+    def step(self, index: int) -> Step:
+        """The messages of step `index`, 0 <= index < num_steps, made when asked for."""
+
+    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
+        """Bytes each of `num_ranks` members sends; with `counted`, an (n, n) mask, only those from i to j.
+
+        Walks through all steps; a regular phase knows better.
+        """
+        total = np.zeros(num_ranks, np.int64)
+        for index in range(self.num_steps):
+            step = self.step(index)
+            num_bytes = step.num_bytes if counted is None else step.num_bytes * counted[step.src, step.dst]
+            np.add.at(total, step.src, num_bytes)
+        return total
+
+    def fixed_pairs(self) -> tuple[Ranks, Ranks] | None:
+        """The (src, dst) pairs to which every step keeps, one a src; None if steps differ."""
+        return None
+
+
+class ListedPhase(Phase):
+    """A phase whose few steps are written out."""
+
+    def __init__(self, steps: Sequence[Step], *, reduce: bool = False, window: int = 1) -> None:
+        self.steps = tuple(steps)
+        self.num_steps = len(self.steps)
+        self.window = window
+        self.reduce = reduce
+
+    def step(self, index: int) -> Step:
+        """The messages of step `index`."""
+        return self.steps[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """One collective among `num_ranks` members, as phases of messages.
+
+    `num_bytes` is the whole tensor for all_reduce, broadcast, reduce; the sum over ranks for all_gather,
+    gather, scatter, reduce_scatter, all_to_all; the message for sendrecv. `layout` holds the boundaries of
+    the parts that the operation distinguishes: one part for a whole tensor, one a rank, or one a pair
+    (all_to_all, row by row). Compared by identity: a schedule is made once and kept.
+    """
+
+    op: str
+    algorithm: str
+    num_ranks: int
+    num_bytes: int
+    phases: tuple[Phase, ...]
+    layout: Bytes
+    root: int = 0
+    element_bytes: int = 1
+
+    @cached_property
+    def num_steps(self) -> int:
+        """Steps over all phases."""
+        return sum(phase.num_steps for phase in self.phases)
+
+    @cached_property
+    def sent_bytes(self) -> Bytes:
+        """Payload bytes each member sends, shape (num_ranks,)."""
+        return sum(
+            (phase.sent_bytes(self.num_ranks) for phase in self.phases), np.zeros(self.num_ranks, np.int64)
+        )
+
+    def region_bytes(self, regions: Sequence[str]) -> Bytes:
+        """The part of `sent_bytes` that goes to a member of another region; `regions` names each member's."""
+        _, code = np.unique(np.asarray(regions), return_inverse=True)
+        if len(code) != self.num_ranks:
+            raise ValueError(f"region_bytes: {len(code)} regions for {self.num_ranks} members; give one each")
+        crosses = code[:, None] != code[None, :]
+        zero = np.zeros(self.num_ranks, np.int64)
+        return sum((phase.sent_bytes(self.num_ranks, crosses) for phase in self.phases), zero)
+
+    def messages(self) -> Iterator[Message]:
+        """All messages, step by step, made as they are asked for."""
+        number = 0
+        for phase in self.phases:
+            for index in range(phase.num_steps):
+                step = phase.step(index)
+                for src, dst, num_bytes in zip(
+                    step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True
+                ):
+                    yield Message(number, src, dst, num_bytes)
+                number += 1
+
+    @cached_property
+    def binds_everyone(self) -> bool:
+        """Whether no member can be through before the last one has arrived."""
+        if self.op not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"):
+            return False
+        complete = not any(phase.skip_empty for phase in self.phases) or bool(np.diff(self.layout).all())
+        return complete and self.num_ranks > 1
+
+
+def boundaries(num_bytes: int, num_parts: int, element_bytes: int = 1) -> Bytes:
+    """Boundaries of `num_parts` equal parts of ceil(num_bytes / num_parts), rounded up to whole elements.
+
+    The last parts are shorter or empty where they do not divide; shape (num_parts + 1,).
+
+    >>> boundaries(10, 4).tolist()
+    [0, 3, 6, 9, 10]
+    """
+    elements = -(-num_bytes // element_bytes)
+    part = -(-elements // num_parts) * element_bytes if num_parts else 0
+    return np.minimum(np.arange(num_parts + 1, dtype=np.int64) * part, num_bytes)
+
+
+def step_of(rows: Sequence[tuple[int, int, int, int]]) -> Step:
+    """A step from rows (src, dst, first byte, end byte), in the order in which senders post them."""
+    table = np.array(rows, np.int64).reshape(-1, 4)
+    return Step(table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2])

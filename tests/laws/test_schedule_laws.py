@@ -1,0 +1,230 @@
+"""Every algorithm computes its operation's definition, and charges the bytes that compute it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netsim.collectives import ALGORITHMS, Schedule, run_on_arrays, schedule
+from netsim.collectives.schedules import ListedPhase
+from netsim.errors import InputError, UnknownNameError
+
+ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
+SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
+
+
+class Regions:
+    """As much of a topology as schedules look at: the region of each host."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def region_of(self, host: int) -> str:
+        return self.names[host]
+
+
+@st.composite
+def schedules(draw: st.DrawFn, op: str, algorithm: str) -> Schedule:
+    num = draw(st.integers(2 if op == "sendrecv" else 1, 11))
+    element_bytes = draw(st.sampled_from([1, 2, 4, 8]))
+    elements = draw(st.one_of(st.integers(0, 40), st.integers(0, 2000)))
+    parts = None
+    if op in SPLIT and algorithm != "gloo" and draw(st.booleans()):
+        shape = (num, num) if op == "all_to_all" else (num,)
+        rng = np.random.default_rng(draw(st.integers(0, 99)))
+        parts = (rng.integers(0, 9, shape) * element_bytes).tolist()
+    return schedule(
+        op,
+        num,
+        num_bytes=0 if op == "barrier" else elements * element_bytes,
+        algorithm=algorithm,
+        root=draw(st.integers(0, num - 1)),
+        element_bytes=element_bytes,
+        hosts=list(range(num)),
+        topology=Regions(draw(st.lists(st.sampled_from("abc"), min_size=num, max_size=num))),  # type: ignore[arg-type]
+        parts=parts,
+    )
+
+
+def random_inputs(made: Schedule, seed: int) -> list[np.ndarray]:
+    """What each member puts in: its whole tensor, its part, or its row of parts."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(f"int{8 * made.element_bytes}")
+    sizes = np.diff(made.layout) // made.element_bytes
+    if made.op in ("all_gather", "gather"):
+        lengths = sizes.tolist()
+    elif made.op == "all_to_all":
+        lengths = sizes.reshape(made.num_ranks, made.num_ranks).sum(axis=1).tolist()
+    else:
+        lengths = [made.num_bytes // made.element_bytes] * made.num_ranks
+    return [rng.integers(-4, 5, length).astype(dtype) for length in lengths]
+
+
+def definition(made: Schedule, inputs: list[np.ndarray]) -> list[np.ndarray | None]:
+    """What each member must hold afterwards, as the operation is defined."""
+    num, root = made.num_ranks, made.root
+    bounds = made.layout // made.element_bytes
+    nothing: list[np.ndarray | None] = [None] * num
+    if made.op == "all_reduce":
+        return [sum(inputs[1:], inputs[0])] * num
+    if made.op == "broadcast":
+        return [inputs[root]] * num
+    if made.op == "all_gather":
+        return [np.concatenate(inputs)] * num
+    if made.op == "scatter":
+        return [inputs[root][low:high] for low, high in pairwise(bounds)]
+    if made.op == "reduce_scatter":
+        total = sum(inputs[1:], inputs[0])
+        return [total[low:high] for low, high in pairwise(bounds)]
+    if made.op == "all_to_all":
+        cuts = [np.cumsum(np.diff(bounds).reshape(num, num)[rank])[:-1] for rank in range(num)]
+        rows = [np.split(inputs[rank], cuts[rank]) for rank in range(num)]
+        return [np.concatenate([rows[src][dst] for src in range(num)]) for dst in range(num)]
+    if made.op == "reduce":
+        nothing[root] = sum(inputs[1:], inputs[0])
+    elif made.op == "gather":
+        nothing[root] = np.concatenate(inputs)
+    elif made.op == "sendrecv":
+        nothing[1] = inputs[0]
+    return nothing
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ROWS)
+@given(data=st.data())
+def test_every_algorithm_computes_the_definition(op: str, algorithm: str, data: st.DataObject) -> None:
+    made = data.draw(schedules(op, algorithm))
+    inputs = random_inputs(made, data.draw(st.integers(0, 1000)))
+    with np.errstate(over="ignore"):
+        for got, wanted in zip(run_on_arrays(made, list(inputs)), definition(made, inputs), strict=True):
+            if wanted is None:
+                assert got is None
+            else:
+                np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ROWS)
+@given(data=st.data())
+def test_bytes_charged_are_the_bytes_of_the_messages(op: str, algorithm: str, data: st.DataObject) -> None:
+    made = data.draw(schedules(op, algorithm))
+    regions = data.draw(st.lists(st.sampled_from("xyz"), min_size=made.num_ranks, max_size=made.num_ranks))
+    sent = np.zeros(made.num_ranks, np.int64)
+    crossing = np.zeros(made.num_ranks, np.int64)
+    for message in made.messages():
+        assert message.src != message.dst
+        assert message.num_bytes >= 0
+        assert message.num_bytes % made.element_bytes == 0
+        sent[message.src] += message.num_bytes
+        crossing[message.src] += message.num_bytes * (regions[message.src] != regions[message.dst])
+    np.testing.assert_array_equal(made.sent_bytes, sent)
+    np.testing.assert_array_equal(made.region_bytes(regions), crossing)
+
+
+@pytest.mark.parametrize(("op", "algorithm"), ROWS)
+@given(data=st.data())
+def test_nobody_is_through_before_everyone_it_depends_on(
+    op: str, algorithm: str, data: st.DataObject
+) -> None:
+    """Where `binds_everyone` says so, each member has heard (over any path of messages) from each other."""
+    made = data.draw(schedules(op, algorithm))
+    if not made.binds_everyone:
+        return
+    heard = [{rank} for rank in range(made.num_ranks)]
+    step, arriving = 0, []
+    for message in made.messages():
+        if message.step != step:
+            for dst, known in arriving:
+                heard[dst] |= known
+            step, arriving = message.step, []
+        arriving.append((message.dst, set(heard[message.src])))
+    for dst, known in arriving:
+        heard[dst] |= known
+    assert all(len(known) == made.num_ranks for known in heard)
+
+
+@given(st.integers(1, 40), st.integers(0, 10**9))
+def test_ring_all_reduce_sends_exactly_what_the_formula_says(num: int, num_bytes: int) -> None:
+    assert (
+        schedule("all_reduce", num, num_bytes=num_bytes, algorithm="ring").sent_bytes.sum()
+        == 2 * (num - 1) * num_bytes
+    )
+
+
+def test_ring_over_ten_thousand_ranks_is_never_written_out() -> None:
+    made = schedule("all_reduce", 10_000, num_bytes=10**9)
+    assert made.num_steps == 19_998
+    assert made.sent_bytes.tolist() == [2 * 9_999 * 100_000] * 10_000
+    assert next(made.messages()).num_bytes == 100_000
+
+
+def test_two_level_crosses_regions_less_than_a_ring_does() -> None:
+    names = ["a", "b"] * 4
+    options = {"num_bytes": 8000, "hosts": range(8), "topology": Regions(names)}
+    two_level = schedule("all_reduce", 8, algorithm="two-level", **options)  # type: ignore[arg-type]
+    assert two_level.region_bytes(names).sum() == 2 * 8000
+    assert schedule("all_reduce", 8, algorithm="ring", **options).region_bytes(names).sum() == 14 * 8000  # type: ignore[arg-type]
+
+
+def test_gloo_messages_as_counted_on_the_wire() -> None:
+    """25 segments of 1 MiB round up to 28; each of 4 members sends three quarters of them in either phase."""
+    made = schedule("all_reduce", 4, num_bytes=25 << 20, algorithm="gloo", element_bytes=4)
+    counts = Counter(message.src for message in made.messages())
+    assert counts == dict.fromkeys(range(4), 2 * 3 * 7)
+    assert {phase.window for phase in made.phases} == {2}
+    # Four bytes are one segment, which goes around twice and skips everyone else's steps.
+    assert (
+        len(list(schedule("all_reduce", 4, num_bytes=4, algorithm="gloo", element_bytes=4).messages())) == 6
+    )
+
+
+def test_a_schedule_that_sends_too_early_is_caught() -> None:
+    """The executor delivers as late as the window allows: with a window one too wide, the ring breaks."""
+    made = schedule("all_reduce", 4, num_bytes=32, algorithm="ring", element_bytes=8)
+    for phase in made.phases:
+        assert not isinstance(phase, ListedPhase)
+    inputs = [np.full(4, rank, np.int64) for rank in range(4)]
+    good = run_on_arrays(made, list(inputs))
+    wide = schedule("all_reduce", 4, num_bytes=32, algorithm="ring", element_bytes=8)
+    windows = [phase.window for phase in wide.phases]
+    try:
+        for phase in wide.phases:
+            phase.window = 2
+        bad = run_on_arrays(wide, list(inputs))
+    finally:
+        for phase, window in zip(wide.phases, windows, strict=True):
+            phase.window = window
+    assert good[0].tolist() == [6, 6, 6, 6]
+    assert bad[0].tolist() != good[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "line"),
+    [
+        ({"op": "allreduce"}, UnknownNameError, "unknown collective 'allreduce': did you mean 'all_reduce'?"),
+        (
+            {"algorithm": "rings"},
+            UnknownNameError,
+            "unknown algorithm for all_reduce 'rings': did you mean 'ring'?",
+        ),
+        ({"num_ranks": 0}, InputError, "all_reduce: 0 ranks given; it takes at least 1"),
+        ({"num_bytes": -1}, InputError, "all_reduce: num_bytes is -1; it must be 0 or more"),
+        ({"root": 4}, InputError, "all_reduce: root 4 is not a member; it must be from 0 to 3"),
+        ({"parts": [1, 2, 3, 4]}, InputError, "all_reduce: it has no parts; give num_bytes instead"),
+        (
+            {"op": "gather", "parts": [1, 2]},
+            InputError,
+            "gather: parts must be 4 numbers of bytes for 4 ranks",
+        ),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    arguments: dict[str, object], error: type[Exception], line: str
+) -> None:
+    options: dict[str, object] = {"op": "all_reduce", "num_ranks": 4, "num_bytes": 8} | arguments
+    with pytest.raises(error) as caught:
+        schedule(options.pop("op"), options.pop("num_ranks"), **options)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(line)
