@@ -1,0 +1,207 @@
+"""Child processes: what they are given, how they end, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from exogym_core.workers.children import Channel, ChannelClosed, Children
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _echo(index: int, channel: Channel) -> None:
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            channel.send((index, channel.recv()))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_objects_go_both_ways_and_nothing_is_left(method: str) -> None:
+    before = _open_descriptors()
+    offset = 3  # a closure reaches both kinds of children
+
+    def target(index: int, channel: Channel) -> None:
+        given = channel.recv()
+        channel.send({"index": index, "sum": given["tensor"] + offset, "type": type("Local", (), {})})
+
+    with Children(target, 2, method=method) as children:
+        for channel in children.channels:
+            channel.send({"tensor": torch.arange(3)})
+        answers = [channel.recv() for channel in children.channels]
+        pids = children.pids
+    assert [answer["index"] for answer in answers] == [0, 1]
+    assert answers[1]["sum"].tolist() == [3, 4, 5]
+    assert [children.describe_exit(index) for index in range(2)] == ["exit code 0"] * 2
+    assert not any(_alive(pid) for pid in pids)
+    assert _open_descriptors() == before
+
+
+def _kill_self(number: int) -> Callable[[int, Channel], None]:
+    def target(index: int, channel: Channel) -> None:
+        faulthandler.disable()  # pytest's would write the stack of a fault that is meant
+        os.kill(os.getpid(), number)
+
+    return target
+
+
+def _exit(index: int, channel: Channel) -> None:
+    sys.exit(3)
+
+
+def _exit_with_text(index: int, channel: Channel) -> None:
+    sys.exit("no")
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (_kill_self(signal.SIGKILL), "killed by signal 9 (SIGKILL)"),
+        (_kill_self(signal.SIGSEGV), "killed by signal 11 (SIGSEGV)"),
+        (lambda index, channel: os._exit(7), "exit code 7"),
+        (_exit, "exit code 3"),
+        (_exit_with_text, "exit code 1"),
+        (lambda index, channel: None, "exit code 0"),
+    ],
+)
+def test_the_parent_can_tell_how_a_child_ended(target: Any, text: str) -> None:
+    with Children(target, 1, method="fork") as children:
+        assert children.ready([0]) == [0]
+        with pytest.raises(ChannelClosed):
+            children.channels[0].recv()
+        assert children.describe_exit(0, timeout_seconds=10) == text
+
+
+def test_what_a_dead_child_sent_is_still_received_though_a_grandchild_holds_the_channel() -> None:
+    def target(index: int, channel: Channel) -> None:
+        if os.fork() == 0:
+            channel.recv()
+            os._exit(0)
+        channel.send("last words")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Children(target, 1, method="fork") as children:
+        assert children.describe_exit(0, timeout_seconds=10) == "killed by signal 9 (SIGKILL)"
+        assert children.ready([0]) == [0]
+        assert children.channels[0].recv() == "last words"
+        with pytest.raises(ChannelClosed):
+            children.channels[0].recv()
+
+
+def test_children_that_do_not_end_are_killed_and_stopped_ones_too() -> None:
+    def target(index: int, channel: Channel) -> None:
+        channel.send("here")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    children = Children(target, 2, method="fork")
+    with contextlib.suppress(KeyError), children:
+        assert [channel.recv() for channel in children.channels] == ["here", "here"]
+        assert children.ready([0, 1], timeout_seconds=0) == []
+        raise KeyError
+    assert children.describe_exit(0) == "killed by signal 9 (SIGKILL)"
+
+
+def test_descriptors_can_be_handed_over() -> None:
+    def target(index: int, channel: Channel) -> None:
+        first, *_, last = channel.recv_fds(300)
+        os.write(first, b"one")
+        os.write(last, b"two")
+
+    reader, writer = os.pipe()
+    with Children(target, 1, method="fork") as children:
+        children.channels[0].send_fds([writer] * 300)
+        children.describe_exit(0, timeout_seconds=10)
+    os.close(writer)
+    assert os.read(reader, 10) == b"onetwo"
+    os.close(reader)
+
+
+def test_children_do_not_hold_each_others_channels() -> None:
+    """The first child sees the end of its channel though the second still runs."""
+    with Children(_echo, 2, method="fork") as children:
+        children.channels[0].finish()
+        assert children.describe_exit(0, timeout_seconds=10) == "exit code 0"
+        children.channels[1].send("still here")
+        assert children.channels[1].recv() == (1, "still here")
+
+
+def test_what_cannot_be_sent_is_named_with_the_remedy() -> None:
+    settings = {"model": [torch.nn.Linear(1, 1), threading.Lock()]}
+
+    def target(index: int, channel: Channel) -> None:
+        channel.send(settings)
+
+    with pytest.raises(InputError, match=r"settings\['model'\]\[1\] \(lock\).*workers.kind=threads"):
+        Children(target, 1, method="spawn").__enter__()
+
+
+def test_unknown_methods_are_refused() -> None:
+    with pytest.raises(InputError, match="'thread'"):
+        Children(_echo, 1, method="thread")
+
+
+def test_a_hundred_failures_leave_nothing() -> None:
+    before = _open_descriptors(), threading.active_count()
+    for _ in range(100):
+        with Children(_kill_self(signal.SIGKILL), 1, method="fork") as children:
+            children.ready([0])
+    assert (_open_descriptors(), threading.active_count()) == before
+
+
+_PARENT = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+from exogym_core.workers.children import Children
+print("once")
+def target(index, channel):
+    channel.send(os.getpid())
+    while True:
+        time.sleep(60)
+import atexit
+atexit.register(print, "exit handler")
+with Children(target, 2, method=sys.argv[1]) as children:
+    for channel in children.channels:
+        print(channel.recv())
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_end_with_a_killed_parent(method: str) -> None:
+    command = [sys.executable, "-c", _PARENT, method]
+    # The pipe's end of file comes when its last holder, parent or child, has closed it to end.
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL
+    first, *pids = result.stdout.splitlines()
+    assert first == "once"
+    assert len(pids) == 2
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # gone already
+            process = os.pidfd_open(int(pid))
+            assert select.select([process], [], [], 60.0)[0]
+            os.close(process)
