@@ -1,1 +1,142 @@
-"""."""
+"""Tasks and models by name, or one's own as `module:callable`; everything runs offline.
+
+>>> build_model("mlp", hidden=[32]).logits(torch.zeros(2, 64)).shape
+torch.Size([2, 10])
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from exogym_core.tasks.classifiers import CNN, MLP, Classifier, classification_accuracy
+from exogym_core.tasks.digits import digits
+from exogym_core.tasks.gpt import GPT, GPT_PRESETS
+from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
+from exogym_core.tasks.mnist import mnist
+from exogym_core.tasks.task import Task
+from exogym_core.tasks.text import TokenFile, TokenWindows, text
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "CNN",
+    "GPT",
+    "GPT_PRESETS",
+    "LLAMA_PRESETS",
+    "MLP",
+    "MODELS",
+    "TASKS",
+    "Classifier",
+    "Llama",
+    "Task",
+    "TokenFile",
+    "TokenWindows",
+    "build_model",
+    "build_task",
+    "classification_accuracy",
+    "digits",
+    "load_callable",
+    "mnist",
+    "text",
+]
+
+TASKS: Mapping[str, Callable[..., Task]] = {"digits": digits, "mnist": mnist, "text": text}
+"""Task makers by name."""
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {"cnn": CNN, "gpt": GPT, "llama": Llama, "mlp": MLP}
+"""Model makers by name."""
+
+
+def load_callable(reference: str, what: str) -> Callable[..., Any]:
+    """The callable that `module:name` refers to; `what` says in errors what it was meant to be.
+
+    Raises:
+        InputError: the module cannot be imported, or has no such callable.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            f"{what} '{reference}': cannot import '{module_name}' ({error}); is its folder in PYTHONPATH?"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InputError(
+            f"{what} '{reference}': '{module_name}' has no callable '{name}'; write module:callable"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _maker(what: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if ":" in name:
+        return load_callable(name, what)
+    if name not in registry:
+        raise unknown_name(what, name, [*registry, "module:callable"])
+    return registry[name]
+
+
+def _check_options(what: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(maker).parameters
+    except ValueError:  # some callables written in C have none
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            raise unknown_name(f"option of {what}", option, parameters)
+
+
+def build_task(name: str, **options: Any) -> Task:
+    """The task of this name, or the `Task` that one's own `module:callable` returns.
+
+    Raises:
+        UnknownNameError: no such task or option.
+        InputError: the task cannot be had as asked.
+    """
+    maker = _maker("task", name, TASKS)
+    _check_options(f"task {name}", maker, options)
+    task = maker(**options)
+    if not isinstance(task, Task):
+        raise InputError(f"task '{name}': returned {type(task).__name__}; return an exogym_core.tasks.Task")
+    return task
+
+
+def build_model(
+    name: str | None = None, task: Task | None = None, seed: int | None = None, **options: Any
+) -> nn.Module:
+    """The model of this name, made to fit `task`; the task's default model where no name is given.
+
+    Args:
+        name: a name in `MODELS` or one's own `module:callable`.
+        task: gives defaults for sizes such as the number of classes; `options` override them.
+        seed: of the initial parameters; leaves the global random state as it was. None draws from that state.
+        options: arguments of the model.
+
+    Raises:
+        UnknownNameError: no such model or option.
+    """
+    chosen = name if name is not None else (task.model if task is not None else None)
+    if chosen is None:
+        raise InputError("build_model: neither a name nor a task is given; pass one of them")
+    label = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "model")
+    maker = _maker("model", chosen, MODELS) if isinstance(chosen, str) else chosen
+    merged = {**(task.model_options.get(label, {}) if task is not None else {}), **options}
+    _check_options(f"model {label}", maker, merged)
+    if seed is None:
+        model = maker(**merged)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = maker(**merged)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model '{label}': returned {type(model).__name__}; return a torch.nn.Module")
+    return model

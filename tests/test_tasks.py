@@ -1,0 +1,282 @@
+"""Tasks and models: sizes, laziness, errors."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from exogym_core import tasks
+from exogym_core.tasks import MLP, MODELS, TASKS, Task, build_model, build_task
+from netsim.errors import InputError, UnknownNameError
+
+
+def num_parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "expected"),
+    [  # OpenDiLoCo's configurations, and GPT-2's published sizes (untied position table included)
+        ("llama", "2m", 262_464),
+        ("llama", "14m", 9_766_528),
+        ("llama", "60m", 102_898_688),
+        ("llama", "150m", 214_983_680),
+        ("llama", "1b", 1_100_048_384),
+        ("gpt", "byte", 1_040_768),
+        ("gpt", "small", 7_363_328),
+        ("gpt", "sbase", 51_500_032),
+        ("gpt", "base", 124_475_904),
+        ("gpt", "medium", 354_871_296),
+        ("gpt", "large", 774_090_240),
+        ("gpt", "xl", 1_557_686_400),
+    ],
+)
+def test_presets_have_their_published_number_of_parameters(model, preset, expected):
+    with torch.device("meta"):
+        assert num_parameters(MODELS[model](preset)) == expected
+
+
+def test_cnn_is_the_example_of_exo_gym():
+    assert num_parameters(build_model("cnn")) == 1_868_234
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_decoders_do_not_see_the_future(name):
+    preset = {"gpt": "byte", "llama": "2m"}[name]
+    model = build_model(name, preset=preset, vocab_size=50, seed=1).eval()
+    tokens = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 8:] = (changed[:, 8:] + 1) % 50
+    before, after = model.logits(tokens), model.logits(changed)
+    assert torch.allclose(before[:, :8], after[:, :8], atol=1e-5)
+    assert not torch.allclose(before[:, 8:], after[:, 8:], atol=1e-3)
+
+
+def test_llama_rotation_depends_on_relative_position_only():
+    from exogym_core.tasks.llama import _rotate
+
+    model = build_model("llama", preset="2m")
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 32, generator=generator)
+    products = [
+        _rotate(query, model.cosine[at + 5], model.sine[at + 5])
+        @ _rotate(key, model.cosine[at], model.sine[at])
+        for at in (0, 7, 100)
+    ]
+    assert torch.allclose(products[0], products[1], atol=1e-4)
+    assert torch.allclose(products[0], products[2], atol=1e-4)
+
+
+def test_grouped_heads_share_keys():
+    model = build_model("llama", preset="2m", num_kv_heads=1)
+    batch = (torch.zeros(1, 4, dtype=torch.long),) * 2
+    with FlopCounterMode(display=False) as counter:
+        model(batch)
+    assert model.blocks[0].attention.key.out_features == 32
+    assert counter.get_total_flops() > 0
+
+
+def test_gpt_learns_and_samples():
+    model = build_model("gpt", num_layers=1, width=32, num_heads=2, vocab_size=5, block_size=8, seed=0)
+    tokens = torch.arange(9).remainder(5).repeat(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model((tokens[:, :-1], tokens[:, 1:])).backward()
+        optimizer.step()
+    continued = model.sample(torch.tensor([[0, 1]]), num_tokens=6, temperature=0.0)
+    assert continued[0].tolist() == [index % 5 for index in range(8)]
+
+
+def test_seeded_model_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second = build_model("mlp", seed=3), build_model("mlp", seed=3)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_digits_is_split_once_and_fits_its_model():
+    task = build_task("digits")
+    assert (len(task.train), len(task.validation)) == (1438, 359)
+    model = build_model(task=task, hidden=[8])
+    batch = task.validation[:100]
+    assert model(batch).shape == ()
+    assert 0.0 <= task.accuracy(model, batch) <= 1.0
+    assert float(task.train.tensors[0].max()) == 1.0
+
+
+def test_digits_without_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'netgym\[demo\]'"):
+        build_task("digits")
+
+
+def write_idx(path, array):
+    path.write_bytes(
+        b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    )
+
+
+@pytest.fixture
+def mnist_folder(tmp_path):
+    generator = np.random.default_rng(0)
+    for prefix, count in (("train", 12), ("t10k", 5)):
+        write_idx(
+            tmp_path / f"{prefix}-images-idx3-ubyte",
+            generator.integers(0, 256, (count, 28, 28), dtype=np.uint8),
+        )
+        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", generator.integers(0, 10, count, dtype=np.uint8))
+    return tmp_path
+
+
+def test_mnist_reads_idx_files_plain_and_gzipped(mnist_folder):
+    plain = mnist_folder / "t10k-labels-idx1-ubyte"
+    plain.with_suffix(".gz").write_bytes(gzip.compress(plain.read_bytes()))
+    labels = torch.tensor(list(plain.read_bytes()[8:]))
+    plain.unlink()
+    task = build_task("mnist", path=str(mnist_folder))
+    assert task.train.tensors[0].shape == (12, 1, 28, 28)
+    assert torch.equal(task.validation.tensors[1], labels)
+    for name in ("cnn", "mlp"):
+        assert build_model(name, task=task)(task.train[:4]).shape == ()
+
+
+def test_mnist_refuses_what_is_missing_or_torn(mnist_folder):
+    images = mnist_folder / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    with pytest.raises(InputError, match="train-images-idx3-ubyte: holds 9407 bytes"):
+        build_task("mnist", path=str(mnist_folder))
+    images.unlink()
+    with pytest.raises(InputError, match="set download: true"):
+        build_task("mnist", path=str(mnist_folder))
+
+
+def test_mnist_download_is_checked(mnist_folder, monkeypatch, tmp_path):
+    import io
+    import urllib.request
+
+    from exogym_core.tasks import mnist as module
+
+    content = gzip.compress((mnist_folder / "train-images-idx3-ubyte").read_bytes())
+    (mnist_folder / "train-images-idx3-ubyte").unlink()
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **kwargs: io.BytesIO(content))
+    with pytest.raises(InputError, match="not the published file"):
+        build_task("mnist", path=str(mnist_folder), download=True)
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    files = __import__("sys").modules["exogym_core.tasks.mnist"]._FILES
+    monkeypatch.setitem(files, "train-images-idx3-ubyte", digest)
+    assert callable(module)
+    assert len(build_task("mnist", path=str(mnist_folder), download=True).train) == 12
+
+
+def test_text_comes_from_the_standard_library_in_fixed_order():
+    first, second = (build_task("text", num_bytes=60_000, block_size=32) for _ in range(2))
+    assert len(first.train) == len(second.train) > 1500
+    inputs, targets = first.train[3]
+    assert torch.equal(inputs[1:], targets[:-1])
+    assert torch.equal(first.train[7][0], second.train[7][0])
+    with pytest.raises(IndexError):
+        first.train[len(first.train)]
+
+
+def test_windows_cross_no_file_and_come_in_batches(tmp_path):
+    for name, content in (("a.txt", b"abcdefg"), ("b.txt", b"xy"), ("c.txt", b"123456789")):
+        (tmp_path / name).write_bytes(content)
+    files = [tasks.TokenFile.open(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")]
+    windows = tasks.TokenWindows(files, block_size=3)
+    assert [bytes(windows[index][0].tolist()) for index in range(len(windows))] == [
+        b"abc",
+        b"def",
+        b"123",
+        b"456",
+    ]
+    inputs, targets = windows.batch(torch.tensor([2, 0]))
+    assert bytes(inputs.flatten().tolist()) == b"123abc"
+    assert bytes(targets.flatten().tolist()) == b"234bcd"
+
+
+@pytest.mark.parametrize("suffix", ["bin", "npy"])
+def test_memory_maps_are_read_lazily_and_pickled_as_descriptions(tmp_path, suffix):
+    tokens = (np.arange(100_000) % 1000).astype(np.uint16)
+    path = tmp_path / f"tokens.{suffix}"
+    if suffix == "npy":
+        np.save(path, tokens)
+    else:
+        tokens.tofile(path)
+    task = build_task("text", paths=[str(path)], block_size=10)
+    assert task.validation[0][0].tolist() == [(90_000 + index) % 1000 for index in range(10)]
+    assert isinstance(task.train.files[0].tokens, np.memmap)
+    sent = pickle.dumps(task.train)
+    assert len(sent) < 1000
+    assert torch.equal(pickle.loads(sent)[5][1], task.train[5][1])
+    assert task.model_options["gpt"]["vocab_size"] == 50304
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: build_task("digit"), "unknown task 'digit': did you mean 'digits'?"),
+        (lambda: build_task("digits", sead=1), "unknown option of task digits 'sead': did you mean 'seed'?"),
+        (
+            lambda: build_task("digits", validation_fraction=0.0),
+            "task digits: validation_fraction 0.0 leaves",
+        ),
+        (lambda: build_task("text", paths="missing.txt"), "task text: missing.txt is not a file"),
+        (lambda: build_task("text", num_bytes=10), "task text: the train side has no window of 128 tokens"),
+        (lambda: build_task("text", block_size=0), "task text: block_size 0 is no length"),
+        (lambda: build_task("nowhere:make"), "task 'nowhere:make': cannot import 'nowhere'"),
+        (lambda: build_task("math:pi"), "task 'math:pi': 'math' has no callable 'pi'"),
+        (lambda: build_task("builtins:dict"), "task 'builtins:dict': returned dict"),
+        (lambda: build_model("mlpp"), "unknown model 'mlpp': did you mean 'mlp'?"),
+        (
+            lambda: build_model("mlp", hiden=[3]),
+            "unknown option of model mlp 'hiden': did you mean 'hidden'?",
+        ),
+        (
+            lambda: build_model("gpt", preset="gpt_sbase"),
+            "unknown GPT preset 'gpt_sbase': did you mean 'sbase'?",
+        ),
+        (lambda: build_model("llama", preset="3b"), "unknown Llama preset '3b'"),
+        (lambda: build_model("gpt", width=30), "GPT: width 30 is not divisible by num_heads 4"),
+        (lambda: build_model("llama", num_kv_heads=3), "Llama: width 64, num_heads 2 and num_kv_heads 3"),
+        (lambda: build_model(), "build_model: neither a name nor a task"),
+        (lambda: build_model("builtins:dict"), "model 'builtins:dict': returned dict"),
+        (
+            lambda: build_model("gpt")((torch.zeros(1, 129, dtype=torch.long),) * 2),
+            "GPT: a sequence of 129 tokens",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_line(call, message):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
+    (tmp_path / "my_task.py").write_text(
+        "import torch\nfrom exogym_core.tasks import MLP, Task\n"
+        "data = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))\n"
+        "def make(width=2):\n    return Task(data, data, lambda: MLP(3, [width], 2))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    task = build_task("my_task:make", width=5)
+    assert isinstance(task, Task)
+    assert num_parameters(build_model(task=task)) == 3 * 5 + 5 + 5 * 2 + 2
+    assert isinstance(build_model("exogym_core.tasks:MLP", inputs=3), MLP)
+
+
+def test_every_registered_task_is_documented():
+    assert all(maker.__doc__ for maker in (*TASKS.values(), *MODELS.values()))
+    with pytest.raises(UnknownNameError):
+        build_task("")
