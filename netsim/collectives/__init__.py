@@ -2,14 +2,17 @@
 
 from netsim.collectives.algorithms import ALGORITHMS, OPERATIONS, algorithm_names, default_algorithm, schedule
 from netsim.collectives.arrays import run_on_arrays
+from netsim.collectives.play import Play, play
 from netsim.collectives.schedules import Schedule
 
 __all__ = [
     "ALGORITHMS",
     "OPERATIONS",
+    "Play",
     "Schedule",
     "algorithm_names",
     "default_algorithm",
+    "play",
     "run_on_arrays",
     "schedule",
 ]

@@ -1,0 +1,190 @@
+"""Simulated gloo against real gloo over shaped links, case by case.
+
+    python benchmarks/gloo.py [CASE.json ...]
+
+Without arguments it plays every case in tests/golden/testbed. A case is the network, and operations with the
+seconds that torch.distributed's gloo backend took for them; all operations of a case run one after the other
+on the same connections, as they were measured. Operations under 5 ms time the software rather than the
+network: they are printed but not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from netsim.clock import Clock
+from netsim.collectives import Schedule, play, schedule
+from netsim.network import Network
+from netsim.topology import Topology
+
+CASES = Path(__file__).parent.parent / "tests" / "golden" / "testbed"
+COUNTED_SECONDS = 5e-3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One operation: what gloo took and what the model says, in seconds."""
+
+    case: str
+    label: str
+    measured: float
+    low: float
+    high: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured."""
+        return self.simulated / self.measured - 1.0
+
+
+def topology_of(case: dict[str, Any]) -> Topology:
+    """A case's network. What delay a link has one way only is split over both directions: paths keep theirs."""
+    directed = {(link["from"], link["to"]): link for link in case["links"]}
+    links = []
+    for (first, second), there in directed.items():
+        if (second, first) in directed and first < second:
+            back = directed[second, first]
+            links.append(
+                {
+                    "between": [first, second],
+                    "up": f"{there['mbit']} Mbit/s",
+                    "down": f"{back['mbit']} Mbit/s",
+                    "latency": f"{(there['delay_ms'] + back['delay_ms']) / 2} ms",
+                }
+            )
+    hosts = dict.fromkeys(case["ranks"], {})
+    return Topology.from_mapping(
+        {
+            "name": case["case"],
+            "source": "testbed",
+            "hosts": hosts,
+            "routers": case["routers"],
+            "links": links,
+        }
+    )
+
+
+def calls_of(result: dict[str, Any], num: int) -> list[tuple[Schedule, tuple[int, ...]]]:
+    """The collectives of one result in the order in which they are issued, each with its members' ranks."""
+    op, num_bytes = result["op"].removesuffix("_list"), result["bytes"]
+    everyone = tuple(range(num))
+    gloo: dict[str, Any] = {"algorithm": "gloo", "element_bytes": 4}
+    if op == "sendrecv":
+        return [(schedule(op, 2, num_bytes=num_bytes, **gloo), tuple(pair)) for pair in result["pairs"]]
+    if result["op"] == "reduce_scatter_list":
+        return [(schedule("all_reduce", num, num_bytes=num_bytes // num, **gloo), everyone)] * num
+    if op == "all_to_all_uneven":
+        rows = [[(2 * rank + 1) * (num_bytes // 4) // num**2 * 4] * num for rank in range(num)]
+        return [(schedule("all_to_all", num, parts=rows, **gloo), everyone)]
+    if op in ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"):
+        num_bytes = num_bytes // 4 // num * num * 4
+    made = schedule(op, num, num_bytes=num_bytes, root=result.get("root", 0), **gloo)
+    return [(made, everyone)] * result.get("concurrent", 1)
+
+
+def play_calls(
+    network: Network,
+    calls: list[tuple[Schedule, tuple[int, ...]]],
+    group: object,
+    late: tuple[int, float] | None,
+) -> float:
+    """Seconds from the common start until the last rank is through all `calls`, two in flight, in order."""
+    clock = network.env
+    start = clock.now
+    ends: list[float] = []
+    lanes: dict[int, deque[Callable[[], None]]] = {}
+
+    def enter_next(rank: int) -> None:
+        if lanes[rank]:
+            lanes[rank].popleft()()
+
+    for made, ranks in calls:
+
+        def on_done(member: int, ranks: tuple[int, ...] = ranks) -> None:
+            ends.append(clock.now)
+            enter_next(ranks[member])
+
+        one = play(network, made, ranks, group=group, on_done=on_done)
+        for member, rank in enumerate(ranks):
+            lanes.setdefault(rank, deque()).append(lambda one=one, member=member: one.arrive(member))
+
+    def begin(rank: int, delay: float) -> Iterator[Any]:
+        yield clock.timeout(delay)
+        for _ in range(network.protocol.collectives_in_flight):
+            enter_next(rank)
+
+    for rank in lanes:
+        clock.process(begin(rank, late[1] if late and late[0] == rank else 0.0))
+    clock.run()
+    return max(ends) - start
+
+
+def compare(case: dict[str, Any], most_repetitions: int = 3) -> list[Comparison]:
+    """Play all results of a case in order and compare medians."""
+    clock = Clock()
+    network = Network(clock, topology_of(case), "gloo")
+    num = len(case["ranks"])
+    compared = []
+    for number, result in enumerate(case["results"]):
+        calls = calls_of(result, num)
+        warmup = len(result.get("warmup", ()))
+        seconds = []
+        for repetition in range(warmup + min(result["n"], most_repetitions)):
+            clock.run(until=clock.now + result.get("gap_ms", 50) / 1e3)
+            group = (number, repetition) if result.get("fresh") else "first"
+            seconds.append(play_calls(network, calls, group, result.get("late")))
+        simulated = statistics.median(seconds[warmup:])
+        compared.append(
+            Comparison(
+                case["case"], _label(result), result["median"], result["min"], result["max"], simulated
+            )
+        )
+    return compared
+
+
+def _label(result: dict[str, Any]) -> str:
+    notes = [
+        f"{key}={result[key]}" for key in ("root", "pairs", "concurrent", "late", "gap_ms") if key in result
+    ]
+    return " ".join([result["op"], str(result["bytes"]), *notes, *(["fresh"] if result.get("fresh") else [])])
+
+
+def summary(compared: list[Comparison]) -> tuple[int, float, float]:
+    """Number, median and 95th percentile of the absolute errors of those of 5 ms and more."""
+    errors = sorted(abs(each.error) for each in compared if each.measured >= COUNTED_SECONDS)
+    return len(errors), statistics.median(errors), errors[min(len(errors) - 1, int(0.95 * len(errors)))]
+
+
+def main(paths: list[str]) -> None:
+    """Print every comparison and the errors by case, by operation and in all."""
+    compared: list[Comparison] = []
+    for path in paths or sorted(map(str, CASES.glob("*.json"))):
+        compared += compare(json.loads(Path(path).read_text()))
+    for each in compared:
+        inside = "" if each.measured >= COUNTED_SECONDS else "  (not counted)"
+        print(
+            f"{each.case:18} {each.label:44} gloo {each.measured:9.6f} [{each.low:9.6f} {each.high:9.6f}]"
+            f"  netsim {each.simulated:9.6f}  {each.error:+7.1%}{inside}"
+        )
+    for name in ("case", "op"):
+        groups: dict[str, list[Comparison]] = {}
+        for each in compared:
+            groups.setdefault(each.case if name == "case" else each.label.split()[0], []).append(each)
+        for key, members in groups.items():
+            if any(each.measured >= COUNTED_SECONDS for each in members):
+                count, median, high = summary(members)
+                print(f"{name} {key:20} {count:4} results  median {median:6.2%}  p95 {high:6.1%}")
+    count, median, high = summary(compared)
+    print(f"all {count} results of 5 ms and more: median error {median:.2%}, 95th percentile {high:.1%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
