@@ -1,0 +1,354 @@
+"""Transfers in flight on a SimPy clock.
+
+A transfer waits for its path's latency without using bandwidth, then drains at the rate that weighted max-min
+fairness gives it among all that drain, until its bytes are through: that instant is its delivery. Rates are
+found once per instant, at its end, however many transfers start or end in it, and only among those that the
+changes can reach. One SimPy event stands for the next change of all transfers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+from typing import Protocol as Interface
+
+import numpy as np
+import simpy
+from simpy.events import EventPriority
+
+from netsim.clock import Clock
+from netsim.errors import InputError
+from netsim.fairness import max_min_rates
+from netsim.neighbours import Neighbourhoods
+from netsim.paths import Path, PathTable
+from netsim.protocol import Protocol
+from netsim.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from netsim.fairness import FloatArray, IntArray
+    from netsim.neighbours import Neighbourhood
+    from netsim.topology import Topology
+
+__all__ = ["Network", "Observer"]
+
+# SimPy's own events have priority 0 and 1: ours come last in their instant, when everybody has had their say.
+_LAST = EventPriority(10)
+
+
+class Observer(Interface):
+    """What one who watches a network is told, at `network.env.now`. Looking changes nothing."""
+
+    def transfer_started(
+        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
+    ) -> None:
+        """`send` was called."""
+
+    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
+        """All of a transfer's bytes are there, or it was aborted with only so many there."""
+
+    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
+        """From now on these transfers (ids) drain at these rates."""
+
+
+class _Channel:
+    """Transfers of one connection, in order; the first one is under way."""
+
+    __slots__ = ("key", "path", "queue")
+
+    def __init__(self, key: Hashable, path: Path) -> None:
+        self.key = key
+        self.path = path
+        self.queue: deque[int] = deque()
+
+
+class Network:
+    """A topology in use: transfers under way, their rates, and what has crossed each link.
+
+    Args:
+        env: the SimPy environment whose clock it lives on. On a `netsim.clock.Clock` instants are hit
+            exactly.
+        topology: hosts, links and routes.
+        protocol: how transfers use links, as `Protocol.parse` takes it; None: what the topology's file says.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        topology: Topology,
+        protocol: Protocol | str | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.env = env
+        self.topology = topology
+        self.protocol = Protocol.parse(topology.protocol if protocol is None else protocol)
+        self._paths = PathTable(topology)
+        self._transfers = Transfers()
+        self._neighbours = Neighbourhoods(len(topology.links))
+        self._channels: dict[Hashable, _Channel] = {}
+        self._of_slot: list[_Channel] = []
+        self._callbacks: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
+        self._slots: dict[int, int] = {}
+        self._next_number = 0
+        self._turn: simpy.Event | None = None
+        self._turn_at = math.inf
+        self._observers: list[Observer] = []
+        self._up = np.ones(len(topology.links), dtype=np.bool_)
+        wire = np.append(np.asarray(topology.bits_per_second, dtype=np.float64) / 8, math.inf)
+        self._wire_bytes_per_second: FloatArray = wire
+        self._capacity: FloatArray = wire * self.protocol.payload_share
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        src: int,
+        dst: int,
+        num_bytes: float,
+        on_delivered: Callable[[], None],
+        *,
+        connection: Hashable = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> int:
+        """Start a transfer now.
+
+        Messages of one (src, dst, connection) leave whole and in order. Within a host they are there at once.
+        The callbacks of one instant are called in order of transfer id, when all else that happens in that
+        instant has happened; nothing is called before `send` returns.
+
+        Args:
+            src, dst: host indices.
+            num_bytes: payload; zero takes the latency alone.
+            on_delivered: called at the instant the last byte has arrived.
+            connection: tells connections between the same hosts apart.
+            on_sent: called at the instant the last byte has left the sender, before `on_delivered`.
+
+        Returns:
+            The transfer's id; ids grow with each call.
+        """
+        if not 0 <= num_bytes < math.inf:
+            raise InputError(
+                f"send from host {src} to host {dst}: bytes must be finite and not negative, got {num_bytes}"
+            )
+        now = self.env.now
+        path = self._paths.between(src, dst)
+        number = self._next_number
+        self._next_number += 1
+        channel = self._channel(path, connection)
+        slot = self._enter(number, path, num_bytes, now)
+        self._of_slot[slot] = channel
+        self._callbacks[number] = (on_delivered, on_sent)
+        self._slots[number] = slot
+        channel.queue.append(slot)
+        if len(channel.queue) == 1:
+            self._transfers.due[slot] = self._transfers.timer[slot]
+            self._call_at(self._transfers.timer[slot])
+        for observer in self._observers:
+            observer.transfer_started(number, src, dst, num_bytes, connection)
+        return number
+
+    def transfer(self, src: int, dst: int, num_bytes: float, *, connection: Hashable = None) -> simpy.Event:
+        """Start a transfer now; the event happens when it is delivered."""
+        delivered = self.env.event()
+        self.send(src, dst, num_bytes, lambda: _happen(delivered), connection=connection)
+        return delivered
+
+    def abort(self, transfer: int) -> float:
+        """End a transfer that is under way; its callbacks are never called.
+
+        Returns the bytes that had come through. Raises InputError where there is no such transfer in flight.
+        """
+        slot = self._slots.get(transfer)
+        if slot is None:
+            raise InputError(f"abort: no transfer {transfer} is in flight")
+        if slot in self._neighbours:
+            left = float(self._transfers.remaining_at(np.array([slot]), self.env.now)[0])
+            delivered = float(self._transfers.size[slot]) - left
+        else:
+            delivered = 0.0
+        first = self._of_slot[slot].queue[0] == slot
+        self._leave(slot, delivered, first=first)
+        self._callbacks.pop(transfer)
+        self._call_at(self.env.now)
+        for observer in self._observers:
+            observer.transfer_ended(transfer, delivered)
+        return delivered
+
+    def _channel(self, path: Path, connection: Hashable) -> _Channel:
+        key = (path.index, connection)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = _Channel(key, path)
+        return channel
+
+    def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
+        transfers = self._transfers
+        slot = transfers.take()
+        if slot == len(self._of_slot):
+            self._of_slot.append(None)  # type: ignore[arg-type]
+        ready = now + path.latency_seconds
+        if path.links:
+            ready += self.protocol.software_seconds
+        transfers.number[slot] = number
+        transfers.path[slot] = path.index
+        transfers.size[slot] = transfers.remaining[slot] = num_bytes
+        transfers.begun[slot] = now
+        transfers.timer[slot] = ready  # until it drains, the instant from which it can
+        return slot
+
+    # -- the clock -------------------------------------------------------------------------------------------
+
+    def _call_at(self, instant: float) -> None:
+        """See to it that `_on_turn` runs at `instant` or before."""
+        if instant >= self._turn_at:
+            return
+        self._turn_at = instant
+        if isinstance(self.env, Clock):
+            turn = self.env.at(instant, _LAST)
+        else:
+            turn = simpy.Event(self.env)
+            turn._ok = True
+            turn._value = None
+            self.env.schedule(turn, _LAST, max(instant - self.env.now, 0.0))
+        turn.callbacks.append(self._on_turn)
+        self._turn = turn
+
+    def _on_turn(self, event: simpy.Event) -> None:
+        """The end of an instant: what is due happens; when nothing is, rates follow what has changed."""
+        if event is not self._turn:
+            return  # an earlier one took its place
+        self._turn = None
+        self._turn_at = math.inf
+        now = self.env.now
+        delivered = self._take_due(now)
+        if delivered:
+            # Whoever hears of it may act in this same instant, so rates are found in another turn.
+            self._call_at(now)
+            self._tell(delivered)
+            return
+        for home in self._neighbours.take_changed():
+            self._find_rates(home, now)
+        next_due = self._transfers.next_due()
+        if next_due < math.inf:
+            self._call_at(max(next_due, now))
+
+    def _take_due(self, now: float) -> list[tuple[int, float]]:
+        """Let transfers that are due begin to drain or end. Returns id and bytes of those that ended."""
+        delivered: list[tuple[int, float]] = []
+        while due := self._transfers.due_at(now):
+            for slot in due:
+                if slot in self._neighbours or not self._begin(slot, now):
+                    num_bytes = float(self._transfers.size[slot])
+                    delivered.append((int(self._transfers.number[slot]), num_bytes))
+                    self._leave(slot, num_bytes, first=True)
+        delivered.sort()
+        return delivered
+
+    def _begin(self, slot: int, now: float) -> bool:
+        """A transfer has waited its latency. Returns whether there is anything to drain."""
+        transfers = self._transfers
+        path = self._of_slot[slot].path
+        if transfers.size[slot] == 0 or not path.links:
+            return False
+        transfers.since[slot] = now
+        transfers.due[slot] = transfers.timer[slot] = math.inf
+        self._neighbours.join(slot, path.links)
+        return True
+
+    def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
+        """Take a transfer out; the next of its connection follows if it was the first."""
+        channel = self._of_slot[slot]
+        channel.path.num_bytes += delivered_bytes
+        if slot in self._neighbours:
+            self._neighbours.leave(slot)
+        if first:
+            channel.queue.popleft()
+        else:
+            channel.queue.remove(slot)
+        del self._slots[int(self._transfers.number[slot])]
+        self._transfers.release(slot)
+        if not channel.queue:
+            del self._channels[channel.key]
+        elif first:
+            following = channel.queue[0]
+            self._transfers.due[following] = self._transfers.timer[following]
+
+    def _tell(self, delivered: list[tuple[int, float]]) -> None:
+        for number, num_bytes in delivered:
+            on_delivered, on_sent = self._callbacks.pop(number)
+            for observer in self._observers:
+                observer.transfer_ended(number, num_bytes)
+            if on_sent is not None:
+                on_sent()
+            on_delivered()
+
+    # -- rates -----------------------------------------------------------------------------------------------
+
+    def _find_rates(self, home: Neighbourhood, now: float) -> None:
+        transfers = self._transfers
+        slots = home.slots
+        rates = max_min_rates(
+            self._capacity,
+            self._paths.links[transfers.path[slots]],
+            transfers.weight[slots],
+            transfers.cap[slots],
+        )
+        changed = transfers.set_rates(slots, rates, now)
+        for observer in self._observers:
+            observer.rates_changed(transfers.number[changed], transfers.rate[changed])
+
+    # -- what changes while it runs --------------------------------------------------------------------------
+
+    def set_capacity(self, link: int, bits_per_second: float) -> None:
+        """Give a link (index) another capacity from now on; at zero, transfers on it stall."""
+        if not 0 <= bits_per_second < math.inf:
+            raise InputError(
+                f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
+            )
+        self._wire_bytes_per_second[link] = bits_per_second / 8
+        self._apply_capacity(link)
+
+    def set_link_up(self, link: int, up: bool) -> None:
+        """Let a link (index) carry nothing from now on, or what it did before."""
+        self._up[link] = up
+        self._apply_capacity(link)
+
+    def set_latency(self, link: int, seconds: float) -> None:
+        """Give a link (index) another latency; it holds for what is sent from now on."""
+        if not 0 <= seconds < math.inf:
+            raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
+        self._paths.set_latency(link, seconds)
+
+    def _apply_capacity(self, link: int) -> None:
+        up = self._wire_bytes_per_second[link] if self._up[link] else 0.0
+        self._capacity[link] = up * self.protocol.payload_share
+        self._neighbours.touch(link)
+        self._call_at(self.env.now)
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of what happens from now on."""
+        self._observers.append(observer)
+
+    @property
+    def link_bytes(self) -> FloatArray:
+        """Payload bytes that have crossed each link so far; shape (links,)."""
+        by_path = np.array([path.num_bytes for path in self._paths.paths])
+        slots = np.fromiter(self._neighbours, dtype=np.int64)
+        if slots.size:
+            crossed = self._transfers.size[slots] - self._transfers.remaining_at(slots, self.env.now)
+            np.add.at(by_path, self._transfers.path[slots], crossed)
+        totals = np.zeros(self._paths.num_links + 1)
+        np.add.at(totals, self._paths.links[: len(by_path)], by_path[:, None])
+        return totals[:-1]
+
+    @property
+    def num_in_flight(self) -> int:
+        """Transfers sent and not yet delivered or aborted."""
+        return len(self._slots)
+
+
+def _happen(event: simpy.Event) -> None:
+    event.succeed()

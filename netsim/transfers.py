@@ -1,0 +1,124 @@
+"""The state of all transfers in flight, in arrays: one slot a transfer, slots used again."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from netsim.fairness import FloatArray, IntArray
+
+__all__ = ["Transfers"]
+
+# Two instants count as one when they differ by no more than rounding: relative to how long the transfer has
+# been under way, and to the clock. Both are free of scale: neither bytes nor bandwidth appear.
+_OF_DURATION = 1e-12
+_OF_CLOCK = 2.0**-50
+
+_FLOATS = ("due", "timer", "begun", "since", "rate", "size", "remaining", "stop", "weight", "cap")
+
+
+class Transfers:
+    """Slots of transfers; every attribute is an array over slots.
+
+    Attributes:
+        number: the transfer's id.
+        path: index of its path.
+        due: next instant at which something happens to it by itself, infinity for never. Free slots are never
+            due.
+        timer: an instant at which it is due whatever its rate, infinity for none.
+        begun: when it was sent.
+        since: the instant at which `remaining` held.
+        rate: payload bytes per second since then.
+        size: payload bytes in all.
+        remaining: payload bytes that had not come through at `since`.
+        stop: it is due when `remaining` has come down to this.
+        weight: share relative to others.
+        cap: largest rate.
+    """
+
+    due: FloatArray
+    timer: FloatArray
+    begun: FloatArray
+    since: FloatArray
+    rate: FloatArray
+    size: FloatArray
+    remaining: FloatArray
+    stop: FloatArray
+    weight: FloatArray
+    cap: FloatArray
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._used = 0
+        self.number: IntArray = np.zeros(0, dtype=np.int64)
+        self.path: IntArray = np.zeros(0, dtype=np.int64)
+        for name in _FLOATS:
+            setattr(self, name, np.zeros(0))
+
+    def take(self) -> int:
+        """A free slot, not due and without cap."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self._used
+            if slot == len(self.number):
+                self._grow(max(64, 2 * slot))
+            self._used += 1
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back."""
+        self.due[slot] = math.inf
+        self.rate[slot] = 0.0
+        self._free.append(slot)
+
+    def next_due(self) -> float:
+        """The earliest instant at which a transfer is due; infinity if none is."""
+        return float(self.due[: self._used].min(initial=math.inf))
+
+    def due_at(self, now: float) -> list[int]:
+        """The slots that are due by `now`, rounding aside."""
+        used = self._used
+        slack = now * _OF_CLOCK + (now - self.begun[:used]) * _OF_DURATION
+        found: list[int] = np.flatnonzero(self.due[:used] - slack <= now).tolist()
+        return found
+
+    def remaining_at(self, slots: IntArray, now: float) -> FloatArray:
+        """Payload bytes of the slots that have not come through by `now`."""
+        left: FloatArray = np.maximum(
+            self.remaining[slots] - self.rate[slots] * (now - self.since[slots]), 0.0
+        )
+        return left
+
+    def set_rates(self, slots: IntArray, rates: FloatArray, now: float) -> IntArray:
+        """Let slots drain at other rates from `now` on. Returns those whose rate did change.
+
+        What changes by no more than rounding keeps its rate and its instant, so that whatever ends together
+        goes on to do so.
+        """
+        old = self.rate[slots]
+        with np.errstate(invalid="ignore"):
+            changed = np.abs(rates - old) > 1e-12 * old
+        if not changed.all():
+            slots, rates = slots[changed], rates[changed]
+        self.remaining[slots] = self.remaining_at(slots, now)
+        self.since[slots] = now
+        self.rate[slots] = rates
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drained = now + (self.remaining[slots] - self.stop[slots]) / rates
+        drained[rates == 0.0] = math.inf
+        self.due[slots] = np.minimum(drained, self.timer[slots])
+        return slots
+
+    def _grow(self, capacity: int) -> None:
+        old = len(self.number)
+        for name in ("number", "path"):
+            setattr(
+                self, name, np.concatenate([getattr(self, name), np.zeros(capacity - old, dtype=np.int64)])
+            )
+        for name in _FLOATS:
+            fill = math.inf if name in ("due", "timer", "cap") else 1.0 if name == "weight" else 0.0
+            setattr(self, name, np.concatenate([getattr(self, name), np.full(capacity - old, fill)]))
