@@ -1,0 +1,175 @@
+"""Compute time: parsing, the device table, FLOPs against their formulas, repeatable draws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exogym_core.compute import Compute, StepDurations, count_flops, measure_seconds
+from exogym_core.devices import DEFAULT_DEVICE, DEVICES, find_device
+from exogym_core.tasks import GPT, MLP
+from netsim.errors import InputError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, Compute()),
+        ("flops", Compute()),
+        (0.5, Compute("fixed", seconds=0.5)),
+        (0, Compute("fixed", seconds=0.0)),
+        ("50 ms", Compute("fixed", seconds=0.05)),
+        ({"fixed": "50 ms"}, Compute("fixed", seconds=0.05)),
+        ({"flops": None, "jitter": 0.2}, Compute(jitter=0.2)),
+        ({"jitter": {"sigma": 0.2}}, Compute(jitter=0.2)),
+        (
+            {"flops": {"utilisation": "40 %", "device": "RTX 4090", "dtype": "bf16"}},
+            Compute(utilisation=0.4, device="RTX 4090", dtype="bf16"),
+        ),
+        ({"measured": {"factor": 2}}, Compute("measured", factor=2.0)),
+        ("measured", Compute("measured")),
+        (
+            {"fixed": "1 s", "stragglers": {"fraction": "1 %", "slowdown": 5}},
+            Compute("fixed", seconds=1.0, straggler_fraction=0.01, straggler_slowdown=5.0),
+        ),
+    ],
+)
+def test_specs_parse_and_come_back(spec, expected):
+    parsed = Compute.parse(spec)
+    assert parsed == expected
+    assert Compute.parse(parsed) is parsed
+    assert Compute.parse(parsed.to_mapping()) == parsed
+    assert parsed.describe()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"fixd": "1 s"}, "unknown key of compute 'fixd': did you mean 'fixed'?"),
+        ({"fixed": "1 s", "flops": None}, "compute: fixed and flops exclude each other"),
+        ({"flops": {"device": "a10o"}}, "compute.flops: unknown device 'a10o': did you mean 'a100'?"),
+        ({"flops": {"dtype": "bfloat16"}}, "unknown dtype of device a100 'bfloat16'"),
+        ({"flops": {"utilisation": 1.5}}, "compute.flops.utilisation: 1.5 is not a number above 0 to 1"),
+        ({"flops": {"utilisation": True}}, "compute.flops.utilisation: True is not"),
+        ({"flops": 3}, "compute.flops: 3 is not a mapping of utilisation, device, dtype"),
+        ({"fixed": [1]}, "compute.fixed: [1] is no duration"),
+        ({"measured": {"factor": 0}}, "compute.measured.factor: 0 is not"),
+        ({"jitter": math.nan}, "compute.jitter: nan is not"),
+        ({"stragglers": {"fraction": -0.1}}, "compute.stragglers.fraction: -0.1 is not"),
+        (-1, "compute: -1 seconds is no duration"),
+        (math.inf, "compute: inf seconds is no duration"),
+        (True, "compute: True seconds is no duration"),
+        ("5", "expected a time"),
+        ([1], "compute: [1] is not a mapping"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(spec, message):
+    with pytest.raises(InputError) as caught:
+        Compute.parse(spec)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_device_table_is_complete_and_plausible():
+    assert len(DEVICES) >= 12
+    for name, device in DEVICES.items():
+        assert find_device(name.upper().replace("-", " ")) is device
+        assert device.source
+        assert 1e10 < device.flops["fp32"] <= max(device.flops.values()) < 1e16
+    assert DEVICES["a100"].flops_for("bf16", "a100") == 312e12
+    assert DEVICES["v100"].flops_for("bf16", "v100") == 15.7e12  # has no bf16 units
+    with pytest.raises(UnknownNameError, match=r"^host us\.0: unknown device 'h10'"):
+        find_device("h10", "host us.0: ")
+    with pytest.raises(InputError, match="device 3 is no name"):
+        find_device(3)
+
+
+def test_step_seconds_follow_the_device():
+    compute = Compute.parse({"flops": {"utilisation": 0.5}})
+    assert compute.step_seconds(1e12, "h100") == 1e12 / (67e12 * 0.5)
+    assert compute.step_seconds(1e12, "h100", autocast=True) == 1e12 / (989.5e12 * 0.5)
+    assert compute.step_seconds(1e12, None) == 1e12 / (DEVICES[DEFAULT_DEVICE].flops["fp32"] * 0.5)
+    assert Compute.parse({"flops": {"device": "t4", "dtype": "fp16"}}).step_seconds(26e12, "h100") == 1.0
+    assert Compute.parse("3 s").step_seconds(1e12, "h100") == 3.0
+    with pytest.raises(UnknownNameError, match="host us: unknown device 'teapot'"):
+        compute.step_seconds(1.0, "teapot", "host us: ")
+    with pytest.raises(InputError, match="before it has been measured"):
+        Compute.parse("measured").step_seconds(1.0, None)
+
+
+def test_flops_of_an_mlp_are_counted_by_hand():
+    sizes = (64, 128, 64, 10)
+    products = [16 * a * b for a, b in itertools.pairwise(sizes)]
+    # forward, gradient of the weights, and gradient of the inputs of all but the first layer
+    expected = 2 * (2 * sum(products) + sum(products[1:]))
+    batch = (torch.zeros(16, 64), torch.zeros(16, dtype=torch.long))
+    assert count_flops(MLP(), batch) == expected
+
+
+def test_flops_of_a_gpt_include_attention():
+    layers, width, length, samples, vocabulary = 2, 32, 16, 3, 20
+    model = GPT(num_layers=layers, width=width, num_heads=2, vocab_size=vocabulary, block_size=length)
+    tokens = torch.zeros(samples, length, dtype=torch.long)
+    weights = layers * 12 * width**2 + vocabulary * width
+    attention = layers * 4 * samples * length**2 * width
+    assert count_flops(model, (tokens, tokens)) == pytest.approx(
+        6 * samples * length * weights + 3.5 * attention, rel=1e-9
+    )
+
+
+def test_counting_and_measuring_change_nothing():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(4))
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = model
+
+        def forward(self, batch):
+            return self.body(batch).square().mean()
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    count_flops(Loss(), torch.ones(8, 4))
+    assert measure_seconds(Loss(), torch.ones(8, 4), repeats=2) > 0
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_draws_have_the_spread_that_was_asked_for():
+    compute = Compute.parse({"fixed": "2 s", "jitter": 0.3, "stragglers": {"fraction": 0.1, "slowdown": 4}})
+    jitter_only = Compute.parse({"fixed": "2 s", "jitter": 0.3})
+    durations = StepDurations(jitter_only, 2.0, seed=1, host=0)
+    seconds = [durations.seconds(step) for step in range(4000)]
+    assert statistics.mean(seconds) == pytest.approx(2.0, rel=0.02)
+    assert statistics.stdev(map(math.log, seconds)) == pytest.approx(0.3, rel=0.05)
+    both = StepDurations(compute, 2.0, seed=1, host=0)
+    slow = [both.seconds(step) / alone for step, alone in enumerate(seconds)]
+    assert set(map(round, slow)) == {1, 4}
+    assert sum(map(round, slow)) / 4000 == pytest.approx(1.3, rel=0.05)
+
+
+@given(seed=st.integers(0, 2**40), host=st.integers(0, 2000), step=st.integers(0, 10**9))
+def test_draws_depend_on_seed_host_and_step_alone(seed, host, step):
+    compute = Compute(jitter=0.5, straggler_fraction=0.5, straggler_slowdown=3.0)
+    drawn = StepDurations(compute, 1.0, seed, host).seconds(step)
+    again = StepDurations(compute, 1.0, seed, host)
+    again.seconds(step + 1)
+    assert again.seconds(step) == drawn
+    assert 0 < drawn < math.inf
+    assert (
+        len({drawn, StepDurations(compute, 1.0, seed, host + 1).seconds(step), again.seconds(step + 1)}) == 3
+    )
+
+
+def test_without_spread_every_step_is_equal():
+    assert StepDurations(Compute("fixed", seconds=0.25), 0.25, seed=0, host=0).seconds(7) == 0.25
