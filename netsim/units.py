@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -24,6 +25,7 @@ __all__ = [
     "parse_bytes",
     "parse_fraction",
     "parse_seconds",
+    "shown",
 ]
 
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)[ ]?([A-Za-z/%]*)")
@@ -107,9 +109,9 @@ def parse_bytes(value: object) -> int:
         value = f"{value} B"
     size = _parse(value, _SIZE)
     if size != size.to_integral_value():
-        raise InputError(f"expected {_SIZE.noun} of whole bytes, got {_shown(value)}")
+        raise InputError(f"expected {_SIZE.noun} of whole bytes, got {shown(value)}")
     if size > _LARGEST_BYTES:
-        raise InputError(f"expected {_SIZE.noun} below 2^63 bytes, got {_shown(value)}")
+        raise InputError(f"expected {_SIZE.noun} below 2^63 bytes, got {shown(value)}")
     return int(size)
 
 
@@ -123,7 +125,7 @@ def parse_fraction(value: object) -> float:
     """
     fraction = _parse(value, _FRACTION)
     if fraction > 1:
-        raise InputError(f"expected {_FRACTION.noun} of at most 100 %, got {_shown(value)}")
+        raise InputError(f"expected {_FRACTION.noun} of at most 100 %, got {shown(value)}")
     return float(fraction)
 
 
@@ -170,16 +172,36 @@ def format_fraction(fraction: float) -> str:
     return f"{_digits(fraction * 100)} %"
 
 
+def shown(value: object) -> str:
+    """A user's value as an error shows it: short, on one line, in ASCII.
+
+    >>> shown("caf\\xe9"), shown(None), shown({"a": 1}), shown("x" * 100)[:8]
+    ("'caf\\\\xe9'", 'nothing', 'a mapping', "'xxxxxxx")
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:56]}..."
+
+
 def _parse(value: object, kind: _Kind) -> Decimal:
     """The value in the kind's SI unit, exactly: '30 ms' and '0.03 s' must be the same number."""
     expected = f"expected {kind.noun} such as '{kind.example}'"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise InputError(f"{expected}, got {_shown(value)}")
+        raise InputError(f"{expected}, got {shown(value)}")
     if isinstance(value, int | float):
-        raise InputError(f"{expected}, got the bare number {_shown(value)}: add its unit")
+        raise InputError(f"{expected}, got the bare number {shown(value)}: add its unit")
     match = _QUANTITY.fullmatch(value.strip()) if len(value) <= _LONGEST_TEXT else None
     if match is None:
-        raise InputError(f"{expected}, got {_shown(value)}")
+        raise InputError(f"{expected}, got {shown(value)}")
     number, unit = match.groups()
     if not unit:
         raise InputError(f"{expected}, got the bare number {number}: add its unit")
@@ -187,9 +209,9 @@ def _parse(value: object, kind: _Kind) -> Decimal:
         raise InputError(_unknown_unit(unit, value, kind))
     quantity = Decimal(number) * kind.units[unit]
     if quantity < 0:
-        raise InputError(f"{expected} and not negative, got {_shown(value)}")
+        raise InputError(f"{expected} and not negative, got {shown(value)}")
     if not math.isfinite(float(quantity)):
-        raise InputError(f"{expected}, got {_shown(value)}, which is too large")
+        raise InputError(f"{expected}, got {shown(value)}, which is too large")
     return abs(quantity)  # no negative zero
 
 
@@ -199,15 +221,7 @@ def _unknown_unit(unit: str, value: str, kind: _Kind) -> str:
     folded = {name.lower(): name for name in known}
     near = folded.get(unit.lower()) or next(iter(difflib.get_close_matches(unit, known, n=1)), None)
     hint = f"did you mean '{near}'? " if near else ""
-    return f"unknown unit '{unit}' in {_shown(value)}: {hint}Accepted: {', '.join(known)}"
-
-
-def _shown(value: object) -> str:
-    """The value as an error shows it: short, on one line, in ASCII."""
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return "a number of more than 30 digits"
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:56]}..."
+    return f"unknown unit '{unit}' in {shown(value)}: {hint}Accepted: {', '.join(known)}"
 
 
 def _digits(number: float) -> str:
