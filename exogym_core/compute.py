@@ -35,9 +35,9 @@ def _number(where: str, value: object, high: float, *, zero: bool = False) -> fl
     """`value` as a number above 0 (or from 0, with `zero`) to `high`; a share may be written '40 %'."""
     if isinstance(value, str) and value.rstrip().endswith("%"):
         value = parse_fraction(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if 0 < value <= high or (zero and value == 0):
-            return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (0 < value <= high or (zero and value == 0)):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
     raise InputError(f"{where}: {value!r} is not a number {'from' if zero else 'above'} 0 to {high:g}")
 
 
@@ -120,7 +120,10 @@ class Compute:
     @staticmethod
     def _seconds(value: Any) -> float:
         if isinstance(value, str):
-            return parse_seconds(value)
+            try:
+                return parse_seconds(value)
+            except InputError as error:
+                raise InputError(f"compute: {error}") from None
         if isinstance(value, bool) or not (0 <= value < math.inf):
             raise InputError(f"compute: {value!r} seconds is no duration; write for example '50 ms'")
         return float(value)
@@ -161,23 +164,21 @@ class Compute:
             plain["stragglers"] = {"fraction": self.straggler_fraction, "slowdown": self.straggler_slowdown}
         return plain
 
-    def step_seconds(
-        self, flops: float, device: str | None, where: str = "", autocast: bool = False
-    ) -> float:
+    def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:
         """Seconds of a whole step before jitter.
 
         Args:
             flops: operations of the step's forward and backward passes.
             device: the host's, as the topology names it; None: `DEFAULT_DEVICE`.
             where: prefix of errors, such as "host us.0: ".
-            autocast: whether the model computes in half precision.
+            half: whether the model computes in half precision (autocast).
         """
         if self.kind == "fixed":
             return self.seconds
         if self.kind == "measured":
             raise InputError("compute: 'measured' has no seconds before it has been measured; use fixed")
         name = self.device or device or DEFAULT_DEVICE
-        dtype = self.dtype or ("bf16" if autocast else "fp32")
+        dtype = self.dtype or ("bf16" if half else "fp32")
         return flops / (find_device(name, where).flops_for(dtype, name) * self.utilisation)
 
     def describe(self) -> str:
@@ -190,7 +191,7 @@ class Compute:
 
 
 class StepDurations:
-    """The duration of each step of one host: the mean, with jitter and stragglers drawn by (seed, host, step).
+    """How long each step of one host takes: the mean, with jitter and stragglers by (seed, host, step).
 
     The draws depend on nothing else, so every strategy meets the same ones.
 
@@ -258,7 +259,7 @@ def count_flops(model: nn.Module, batch: Any) -> int:
 
 
 def measure_seconds(model: nn.Module, batch: Any, repeats: int = 5) -> float:
-    """Host seconds of one forward and backward pass over `batch` on a copy of the model: the median of `repeats`.
+    """Host seconds of a forward and backward pass over `batch` on a copy of the model: median of `repeats`.
 
     Two passes before them warm up. The RNG is left as it was.
     """

@@ -53,7 +53,10 @@ def test_specs_parse_and_come_back(spec, expected):
     [
         ({"fixd": "1 s"}, "unknown key of compute 'fixd': did you mean 'fixed'?"),
         ({"fixed": "1 s", "flops": None}, "compute: fixed and flops exclude each other"),
-        ({"flops": {"device": "a10o"}}, "compute.flops: unknown device 'a10o': did you mean 'a100'?"),
+        (
+            {"flops": {"device": "rtx-4080"}},
+            "compute.flops: unknown device 'rtx-4080': did you mean 'rtx-4090'",
+        ),
         ({"flops": {"dtype": "bfloat16"}}, "unknown dtype of device a100 'bfloat16'"),
         ({"flops": {"utilisation": 1.5}}, "compute.flops.utilisation: 1.5 is not a number above 0 to 1"),
         ({"flops": {"utilisation": True}}, "compute.flops.utilisation: True is not"),
@@ -65,7 +68,7 @@ def test_specs_parse_and_come_back(spec, expected):
         (-1, "compute: -1 seconds is no duration"),
         (math.inf, "compute: inf seconds is no duration"),
         (True, "compute: True seconds is no duration"),
-        ("5", "expected a time"),
+        ("5", "compute: expected a time"),
         ([1], "compute: [1] is not a mapping"),
     ],
 )
@@ -93,7 +96,7 @@ def test_device_table_is_complete_and_plausible():
 def test_step_seconds_follow_the_device():
     compute = Compute.parse({"flops": {"utilisation": 0.5}})
     assert compute.step_seconds(1e12, "h100") == 1e12 / (67e12 * 0.5)
-    assert compute.step_seconds(1e12, "h100", autocast=True) == 1e12 / (989.5e12 * 0.5)
+    assert compute.step_seconds(1e12, "h100", half=True) == 1e12 / (989.5e12 * 0.5)
     assert compute.step_seconds(1e12, None) == 1e12 / (DEVICES[DEFAULT_DEVICE].flops["fp32"] * 0.5)
     assert Compute.parse({"flops": {"device": "t4", "dtype": "fp16"}}).step_seconds(26e12, "h100") == 1.0
     assert Compute.parse("3 s").step_seconds(1e12, "h100") == 3.0
