@@ -23,6 +23,7 @@ from netsim.fairness import max_min_rates
 from netsim.neighbours import Neighbourhoods
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
+from netsim.tcp import Window
 from netsim.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from netsim.fairness import FloatArray, IntArray
     from netsim.neighbours import Neighbourhood
+    from netsim.tcp import Grant
     from netsim.topology import Topology
 
 __all__ = ["Network", "Observer"]
@@ -56,11 +58,12 @@ class Observer(Interface):
 class _Channel:
     """Transfers of one connection, in order; the first one is under way."""
 
-    __slots__ = ("key", "path", "queue")
+    __slots__ = ("key", "path", "queue", "window")
 
-    def __init__(self, key: Hashable, path: Path) -> None:
+    def __init__(self, key: Hashable, path: Path, window: Window | None) -> None:
         self.key = key
         self.path = path
+        self.window = window
         self.queue: deque[int] = deque()
 
 
@@ -176,10 +179,15 @@ class Network:
         return delivered
 
     def _channel(self, path: Path, connection: Hashable) -> _Channel:
+        protocol = self.protocol
+        if protocol.connections == "per-transfer":
+            connection = (connection, self._next_number)
         key = (path.index, connection)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = _Channel(key, path)
+            windowed = protocol.has_windows and path.links
+            window = Window(protocol, path.round_trip_seconds) if windowed else None
+            channel = self._channels[key] = _Channel(key, path, window)
         return channel
 
     def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
@@ -190,6 +198,8 @@ class Network:
         ready = now + path.latency_seconds
         if path.links:
             ready += self.protocol.software_seconds
+            if self.protocol.connections == "per-transfer":
+                ready += path.round_trip_seconds  # the handshake
         transfers.number[slot] = number
         transfers.path[slot] = path.index
         transfers.size[slot] = transfers.remaining[slot] = num_bytes
@@ -238,7 +248,8 @@ class Network:
         delivered: list[tuple[int, float]] = []
         while due := self._transfers.due_at(now):
             for slot in due:
-                if slot in self._neighbours or not self._begin(slot, now):
+                under_way = self._go_on(slot, now) if slot in self._neighbours else self._begin(slot, now)
+                if not under_way:
                     num_bytes = float(self._transfers.size[slot])
                     delivered.append((int(self._transfers.number[slot]), num_bytes))
                     self._leave(slot, num_bytes, first=True)
@@ -248,13 +259,42 @@ class Network:
     def _begin(self, slot: int, now: float) -> bool:
         """A transfer has waited its latency. Returns whether there is anything to drain."""
         transfers = self._transfers
-        path = self._of_slot[slot].path
-        if transfers.size[slot] == 0 or not path.links:
+        channel = self._of_slot[slot]
+        num_bytes = float(transfers.size[slot])
+        if num_bytes == 0 or not channel.path.links:
             return False
         transfers.since[slot] = now
-        transfers.due[slot] = transfers.timer[slot] = math.inf
-        self._neighbours.join(slot, path.links)
+        self._neighbours.join(slot, channel.path.links)
+        if channel.window is None:
+            transfers.due[slot] = transfers.timer[slot] = math.inf
+        else:
+            self._accept(slot, channel.window.start(now, num_bytes), num_bytes, now)
         return True
+
+    def _go_on(self, slot: int, now: float) -> bool:
+        """A draining transfer is due. Returns whether it is not through yet."""
+        window = self._of_slot[slot].window
+        if window is None:
+            return False
+        transfers = self._transfers
+        before = float(transfers.remaining[slot])
+        left, through = transfers.drain(slot, now)
+        window.use(now, before - left)
+        if through:
+            return False
+        self._accept(slot, window.go_on(now, left), left, now)
+        return True
+
+    def _accept(self, slot: int, grant: Grant, left: float, now: float) -> None:
+        """Let a draining transfer go on as its window allows."""
+        transfers = self._transfers
+        if transfers.cap[slot] != grant.cap:
+            transfers.cap[slot] = grant.cap
+            self._neighbours.touch_slot(slot)
+        transfers.stop[slot] = grant.stop
+        transfers.timer[slot] = grant.timer
+        rate = float(transfers.rate[slot]) if grant.cap else 0.0
+        transfers.due[slot] = min(now + (left - grant.stop) / rate if rate else math.inf, grant.timer)
 
     def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
         """Take a transfer out; the next of its connection follows if it was the first."""
@@ -269,7 +309,8 @@ class Network:
         del self._slots[int(self._transfers.number[slot])]
         self._transfers.release(slot)
         if not channel.queue:
-            del self._channels[channel.key]
+            if channel.window is None or self.protocol.connections == "per-transfer":
+                del self._channels[channel.key]
         elif first:
             following = channel.queue[0]
             self._transfers.due[following] = self._transfers.timer[following]

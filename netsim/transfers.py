@@ -73,6 +73,8 @@ class Transfers:
         """Give a slot back."""
         self.due[slot] = math.inf
         self.rate[slot] = 0.0
+        self.stop[slot] = 0.0
+        self.cap[slot] = math.inf
         self._free.append(slot)
 
     def next_due(self) -> float:
@@ -92,6 +94,21 @@ class Transfers:
             self.remaining[slots] - self.rate[slots] * (now - self.since[slots]), 0.0
         )
         return left
+
+    def drain(self, slot: int, now: float) -> tuple[float, bool]:
+        """Bring one slot's `remaining` up to `now`. Returns it, and whether the transfer is through.
+
+        At its stop it is set to exactly that, rounding aside.
+        """
+        left = float(self.remaining[slot] - self.rate[slot] * (now - self.since[slot]))
+        slack = now * _OF_CLOCK + (now - float(self.begun[slot])) * _OF_DURATION
+        stop = float(self.stop[slot])
+        reached = left - stop <= 2 * slack * float(self.rate[slot])
+        if reached:
+            left = stop
+        self.remaining[slot] = left
+        self.since[slot] = now
+        return left, reached and stop == 0.0
 
     def set_rates(self, slots: IntArray, rates: FloatArray, now: float) -> IntArray:
         """Let slots drain at other rates from `now` on. Returns those whose rate did change.
