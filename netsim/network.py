@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from typing import Protocol as Interface
 
@@ -23,7 +24,7 @@ from netsim.fairness import max_min_rates
 from netsim.neighbours import Neighbourhoods
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
-from netsim.tcp import Window
+from netsim.tcp import Window, share_weight
 from netsim.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Network:
         self.env = env
         self.topology = topology
         self.protocol = Protocol.parse(topology.protocol if protocol is None else protocol)
-        self._paths = PathTable(topology)
+        self._paths = PathTable(topology, partial(share_weight, self.protocol))
         self._transfers = Transfers()
         self._neighbours = Neighbourhoods(len(topology.links))
         self._channels: dict[Hashable, _Channel] = {}
@@ -264,7 +265,9 @@ class Network:
         if num_bytes == 0 or not channel.path.links:
             return False
         transfers.since[slot] = now
-        self._neighbours.join(slot, channel.path.links)
+        path = channel.path
+        transfers.weight[slot] = path.weight
+        self._neighbours.join(slot, path.links + path.back if self.protocol.ack_share else path.links)
         if channel.window is None:
             transfers.due[slot] = transfers.timer[slot] = math.inf
         else:
@@ -329,15 +332,25 @@ class Network:
     def _find_rates(self, home: Neighbourhood, now: float) -> None:
         transfers = self._transfers
         slots = home.slots
-        rates = max_min_rates(
-            self._capacity,
-            self._paths.links[transfers.path[slots]],
-            transfers.weight[slots],
-            transfers.cap[slots],
-        )
+        paths = transfers.path[slots]
+        weights, caps = transfers.weight[slots], transfers.cap[slots]
+        links = self._paths.links[paths]
+        rates = max_min_rates(self._capacity, links, weights, caps)
+        if self.protocol.ack_share:
+            acks = self._acknowledgements(self._paths.back[paths], rates)
+            if acks[links].any():
+                rates = max_min_rates(np.maximum(self._capacity - acks, 0.0), links, weights, caps)
         changed = transfers.set_rates(slots, rates, now)
         for observer in self._observers:
             observer.rates_changed(transfers.number[changed], transfers.rate[changed])
+
+    def _acknowledgements(self, back: IntArray, rates: FloatArray) -> FloatArray:
+        """What acknowledgements of transfers at these rates take from each link, in payload that could cross it."""
+        share = self.protocol.ack_share * self.protocol.payload_share
+        size = len(self._capacity)
+        taken = np.bincount(back.ravel(), weights=np.repeat(rates * share, back.shape[1]), minlength=size)
+        taken[-1] = 0.0
+        return taken
 
     # -- what changes while it runs --------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from netsim.fairness import IntArray
     from netsim.topology import Topology
 
@@ -25,6 +27,7 @@ class Path:
         back: links of the way back, which carry acknowledgements.
         latency_seconds: of the way there.
         round_trip_seconds: there and back.
+        weight: share of a transfer on it relative to others.
         num_bytes: payload that has come through so far, of transfers that are over.
     """
 
@@ -35,11 +38,16 @@ class Path:
     back: tuple[int, ...]
     latency_seconds: float
     round_trip_seconds: float
+    weight: float
     num_bytes: float = 0.0
 
 
 class PathTable:
     """The paths that have been used so far, found when first asked for.
+
+    Args:
+        topology: where they run.
+        weight: share of a transfer by the round trip in seconds of its path.
 
     Attributes:
         paths: by their index.
@@ -47,8 +55,9 @@ class PathTable:
             longest).
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, weight: Callable[[float], float]) -> None:
         self._topology = topology
+        self._weight = weight
         self._by_hosts: dict[tuple[int, int], Path] = {}
         self.num_links = len(topology.links)
         self.latency_seconds = np.array(topology.latency_seconds, dtype=np.float64)
@@ -71,7 +80,7 @@ class PathTable:
     def _find(self, source: int, target: int) -> Path:
         links = tuple(self._topology.route(source, target))
         back = tuple(self._topology.route(target, source))
-        path = Path(len(self.paths), source, target, links, back, 0.0, 0.0)
+        path = Path(len(self.paths), source, target, links, back, 0.0, 0.0, 1.0)
         self._measure(path)
         self.links = self._with_row(self.links, path.index, links)
         self.back = self._with_row(self.back, path.index, back)
@@ -82,6 +91,7 @@ class PathTable:
     def _measure(self, path: Path) -> None:
         path.latency_seconds = sum(self.latency_seconds[list(path.links)].tolist())
         path.round_trip_seconds = path.latency_seconds + sum(self.latency_seconds[list(path.back)].tolist())
+        path.weight = self._weight(path.round_trip_seconds)
 
     def _with_row(self, table: IntArray, row: int, links: tuple[int, ...]) -> IntArray:
         rows, columns = table.shape

@@ -25,11 +25,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from netsim.protocol import Protocol
 
-__all__ = ["Grant", "Window"]
+__all__ = ["Grant", "Window", "share_weight"]
 
 # A round trip is over, and a window used up, when no more than rounding is missing.
 _ROUNDING = 1e-9
 _SAME = 1.0 - _ROUNDING
+
+# What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
+_QUEUE_SECONDS = 0.1
 
 
 class Grant(NamedTuple):
@@ -44,6 +47,13 @@ class Grant(NamedTuple):
     stop: float
     cap: float
     timer: float
+
+
+def share_weight(protocol: Protocol, round_trip_seconds: float) -> float:
+    """Share of a transfer relative to others, by the round trip of its path."""
+    if not protocol.rtt_bias:
+        return float(protocol.streams)
+    return protocol.streams / (round_trip_seconds + _QUEUE_SECONDS)
 
 
 class Window:
