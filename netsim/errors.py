@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "DeadlockError",
@@ -43,11 +46,11 @@ class RankError(NetsimError, RuntimeError):
     """
 
     def __init__(self, message: str, rank: int) -> None:
-        super().__init__(message)
+        super().__init__(message, rank)
         self.rank = rank
 
-    def __reduce__(self) -> tuple[type[RankError], tuple[str, int]]:
-        return type(self), (str(self), self.rank)
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> UnknownNameError:

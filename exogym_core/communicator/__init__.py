@@ -1,1 +1,21 @@
-"""."""
+"""What carries tensors: the contract, and the transports that keep it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.base import Communicator, Handle, Traffic
+
+if TYPE_CHECKING:
+    from exogym_core.workers.run import RunResult, run_ranks
+
+__all__ = ["Communicator", "Handle", "RunResult", "Traffic", "run_ranks"]
+
+
+def __getattr__(name: str) -> Any:
+    # `run_ranks` starts workers, which use communicators: imported when asked for, not on the way here.
+    if name in ("RunResult", "run_ranks"):
+        from exogym_core.workers import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,16 +6,19 @@ simulated network; both keep the semantics written here, and one table of tests 
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Communicator", "Handle", "Traffic", "reduce_op_name"]
 
@@ -71,10 +74,10 @@ class Communicator(ABC):
     """Collective and point-to-point operations of one rank in one group.
 
     Ranks, `src` and `dst` are local to the group. Every member calls the same operations in the same order.
-    Calls with `async_op=True` return a `Handle`; their inputs are read at the call, their in-place results are
-    written by `wait()`. Reduce ops are `sum`, `avg`, `min`, `max`, `product` or torch's `ReduceOp`; `avg` takes
-    floating dtypes only. Tensors are dense, of any shape and any floating or integer dtype (or bool without
-    arithmetic), and may live on CPU, CUDA or MPS.
+    Calls with `async_op=True` return a `Handle`; their inputs are read at the call, their in-place results
+    are written by `wait()`. Reduce ops are `sum`, `avg`, `min`, `max`, `product` or torch's `ReduceOp`;
+    `avg` takes floating dtypes only. Tensors are dense, of any shape and any floating or integer dtype (or
+    bool without arithmetic), and may live on CPU, CUDA or MPS.
 
     Raises (every operation):
         MismatchError: members disagree in operation, shape, dtype, reduce op or root.
@@ -99,7 +102,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
-        """Reduce over all ranks into rank `dst`'s `tensor`; the others' stay as they are; returns `tensor`."""
+        """Reduce over all ranks into rank `dst`'s `tensor`; others keep theirs; returns `tensor`."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
@@ -111,7 +114,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def scatter(
-        self, tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0, async_op: bool = False
+        self,
+        tensor: Tensor,
+        scatter_list: Sequence[Tensor] | None = None,
+        src: int = 0,
+        async_op: bool = False,
     ) -> Any:
         """Write `scatter_list[rank]` of rank `src` into `tensor`, in place; returns `tensor`.
 
@@ -160,13 +167,21 @@ class Communicator(ABC):
 
     # --- objects -------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
-        """Rank `src`'s `obj` on every rank (picklable; charged with its pickled size)."""
+        """Rank `src`'s `obj` on every rank, pickled: ranks must belong to one's own run."""
+        payload = _pickled(obj) if self.rank == src else torch.empty(0, dtype=torch.uint8)
+        size = self.broadcast(torch.tensor([payload.numel()]), src)
+        if self.rank != src:
+            payload = torch.empty(int(size), dtype=torch.uint8)
+        return _unpickled(self.broadcast(payload, src))
 
-    @abstractmethod
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Every rank's `obj` in rank order (picklable; charged with its pickled size)."""
+        """Every rank's `obj` in rank order, pickled: ranks must belong to one's own run."""
+        payload = _pickled(obj)
+        sizes = [int(size) for size in self.all_gather(torch.tensor([payload.numel()]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: payload.numel()] = payload
+        return [_unpickled(got[:size]) for got, size in zip(self.all_gather(padded), sizes, strict=True)]
 
     # --- groups --------------------------------------------------------------------------------------------
 
@@ -179,6 +194,10 @@ class Communicator(ABC):
         """
 
     # --- the clock -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the start: virtual ones on a simulated network (the call waits), else real."""
 
     def advance(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time. Real transports have their own clock and ignore it."""
@@ -223,6 +242,14 @@ class Communicator(ABC):
             raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
         if name == "avg" and not tensor.is_floating_point():
             raise InputError(
-                f"rank {self.rank}, {call}: op='avg' of {tensor.dtype} would round; convert to a floating dtype"
+                f"rank {self.rank}, {call}: op='avg' of {tensor.dtype} would round; convert to floats"
             )
         return name
+
+
+def _pickled(obj: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _unpickled(payload: Tensor) -> Any:
+    return pickle.loads(payload.numpy().tobytes())

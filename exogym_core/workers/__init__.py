@@ -1,1 +1,1 @@
-"""."""
+"""Where ranks run: threads of this process, or processes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -47,17 +48,29 @@ class Channel:
 
     def send(self, obj: Any) -> None:
         """Send one object; blocks while the other end does not read and the socket's buffer is full."""
+        frame = _framed(obj)
         try:
-            frame = pickle.dumps(obj, protocol=5)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            frame = dumps_for_child(
-                obj
-            )  # by value: classes and functions that no module of the other end has
-        try:
-            self._socket.sendall(_LENGTH.pack(len(frame)))
             self._socket.sendall(frame)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the process at the other end has closed the channel") from error
+
+    def send_receiving(self, obj: Any) -> list[Any]:
+        """Send one object and return what came meanwhile.
+
+        Two ends that both send would wait for each other once their buffers are full; the end that uses this
+        never makes the other wait.
+        """
+        left, received = memoryview(_framed(obj)), []
+        try:
+            while left:
+                readable, writable, _ = select.select([self], [self], [])
+                if writable:
+                    left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
+                elif readable:
+                    received.append(self.recv())
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed("the process at the other end has closed the channel") from error
+        return received
 
     def recv(self) -> Any:
         """The next object; blocks until it is there."""
@@ -116,3 +129,11 @@ class Channel:
                 raise ChannelClosed("the process at the other end has closed the channel")
             filled += count
         return buffer
+
+
+def _framed(obj: Any) -> bytes:
+    try:
+        frame = pickle.dumps(obj, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        frame = dumps_for_child(obj)  # by value: classes and functions that no module of the other end has
+    return _LENGTH.pack(len(frame)) + frame

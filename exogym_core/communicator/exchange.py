@@ -1,0 +1,257 @@
+"""Where the ranks' values meet, in host time: calls are matched, judged and combined once.
+
+Knows nothing of virtual time. A rank waits here only until the last member has posted; a wait-for graph is
+looked at whenever a rank blocks or ends, so that what can never come is told at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from exogym_core.communicator.values import Outcome, combine
+from netsim.errors import DeadlockError, MismatchError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from netsim.kernel import Key
+
+__all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
+
+_PACKAGE = os.path.dirname(__file__)
+
+
+def caller() -> tuple[str, int]:
+    """File and line of the nearest frame outside this package: where the user made the call."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+class Signature(NamedTuple):
+    """What one member called; all but `where`, `side` and `on_clock` must agree among members."""
+
+    name: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    reduce_op: str
+    root: int
+    where: tuple[str, int]
+    side: str = ""  # "send" or "recv" for a message
+    on_clock: bool = True
+
+    def agreed(self) -> tuple[object, ...]:
+        """The part that members must share."""
+        return (self.name, self.dtype, self.shapes, self.reduce_op, self.root)
+
+    def __str__(self) -> str:
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes)
+        what = [f"{self.dtype}{shapes}"] if self.dtype else []
+        what += [f"op={self.reduce_op}"] if self.reduce_op else []
+        what += [f"root={self.root}"] if self.name in ("broadcast", "reduce", "gather", "scatter") else []
+        path, line = self.where
+        return f"{self.side or self.name}({', '.join(what)}) at {os.path.basename(path)}:{line}"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One call, until its last member has posted."""
+
+    key: Key
+    ranks: tuple[int, ...]
+    signatures: list[Signature | None]
+    inputs: list[Sequence[Tensor]]
+    missing: set[int]
+    outcome: Outcome | None = None
+    error: NetsimError | None = None
+    waiters: list[int] = field(default_factory=list)
+
+    def is_on_clock(self, name: str) -> bool:
+        """Whether this is a call of that name that takes virtual time."""
+        first = self.signatures[0]
+        return first is not None and first.name == name and first.on_clock
+
+    @property
+    def done(self) -> bool:
+        """Whether members can take their values (or the error)."""
+        return self.outcome is not None or self.error is not None
+
+
+CLOCK = "the clock"
+
+
+class Exchange:
+    """Matches calls by key, combines values in rank order, and finds ranks that wait for ever.
+
+    Args:
+        num_ranks: all ranks of the run.
+        on_complete: called with a slot whose outcome or error has just become known.
+    """
+
+    def __init__(self, num_ranks: int, on_complete: Callable[[Slot], None]) -> None:
+        self._slots: dict[Key, Slot] = {}
+        self._on_complete = on_complete
+        self._running = set(range(num_ranks))
+        self._blocked: dict[int, Slot | str] = {}
+        self._exited: set[int] = set()
+
+    def put(
+        self,
+        rank: int,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+    ) -> Slot:
+        """Post one member's part; the last one's post combines the values."""
+        slot = self._slots.get(key)
+        if slot is None:
+            size = len(ranks)
+            slot = self._slots[key] = Slot(key, ranks, [None] * size, [()] * size, set(ranks))
+        slot.signatures[member] = signature
+        slot.inputs[member] = tensors
+        slot.missing.discard(rank)
+        # A message to oneself has two members and one rank.
+        if not slot.missing and None not in slot.signatures:
+            del self._slots[key]
+            self._complete(slot)
+        return slot
+
+    def _complete(self, slot: Slot) -> None:
+        first = slot.signatures[0]
+        assert first is not None
+        agreed = first.agreed()
+        if any(signature.agreed() != agreed for signature in slot.signatures if signature is not None):
+            slot.error = _mismatch(slot)
+        else:
+            slot.outcome = combine(first.name, slot.inputs, first.reduce_op, first.root)
+        slot.inputs = []
+        for rank in slot.waiters:
+            self.unblock(rank)
+        self._on_complete(slot)
+
+    # --- who waits for whom --------------------------------------------------------------------------------
+
+    def block(self, rank: int, reason: Slot | str) -> DeadlockError | None:
+        """`rank` waits for a slot's value or for the clock; returns the deadlock this completes, if any."""
+        self._blocked[rank] = reason
+        self._running.discard(rank)
+        if isinstance(reason, str):
+            return None
+        reason.waiters.append(rank)
+        # Nothing new can be hopeless while every rank it waits for is running.
+        return None if reason.missing <= self._running else self.deadlock()
+
+    def unblock(self, rank: int) -> None:
+        """`rank` has what it waited for."""
+        self._blocked.pop(rank, None)
+        self._running.add(rank)
+
+    def exit(self, rank: int) -> DeadlockError | None:
+        """`rank` has ended; returns the deadlock that leaves behind, if any."""
+        self._running.discard(rank)
+        self._exited.add(rank)
+        if self._blocked:
+            return self.deadlock()
+        return self._unmatched() if not self._running else None
+
+    def any_running(self) -> bool:
+        """Whether some rank can still do something by itself."""
+        return bool(self._running)
+
+    def calls_in_flight(self) -> list[str]:
+        """Every call that waits for members, as one line each."""
+        return [self._posted(slot) for slot in self._slots.values()]
+
+    def deadlock(self, kernel_needs: int | None = None) -> DeadlockError | None:
+        """The error if some rank can never go on.
+
+        Args:
+            kernel_needs: the rank whose next request the clock waits for, if it does: then ranks that wait
+                for the clock wait for that rank.
+        """
+        hopeful = set(self._running)
+        clock_runs = kernel_needs is None or kernel_needs in hopeful
+        grew = True
+        while grew:
+            grew = False
+            for rank, reason in self._blocked.items():
+                hope = clock_runs if isinstance(reason, str) else reason.missing <= hopeful
+                if rank not in hopeful and hope:
+                    hopeful.add(rank)
+                    clock_runs = clock_runs or rank == kernel_needs
+                    grew = True
+        hopeless = sorted(set(self._blocked) - hopeful)
+        return DeadlockError(self._tell(hopeless, kernel_needs)) if hopeless else None
+
+    def _tell(self, hopeless: list[int], kernel_needs: int | None) -> str:
+        lines = {rank: self._waits(rank, kernel_needs) for rank in hopeless}
+        shown = "; ".join(f"rank {rank} waits for {text}" for rank, text in list(lines.items())[:4])
+        more = f"; and {len(lines) - 4} more ranks" if len(lines) > 4 else ""
+        ended = sorted(self._exited)
+        table = [f"  rank {rank}: waits for {text}" for rank, text in lines.items()]
+        table += [f"  rank {rank}: has ended" for rank in ended]
+        return "\n".join([f"deadlock: {shown}{more}", *table])
+
+    def _waits(self, rank: int, kernel_needs: int | None) -> str:
+        reason = self._blocked[rank]
+        if isinstance(reason, str):
+            return f"{reason}, which waits for rank {kernel_needs}"
+        mine = reason.signatures[reason.ranks.index(rank)]
+        if mine is not None and mine.side == "send":  # the sender is member 0, the receiver member 1
+            mine = reason.signatures[0]
+        return f"{_ranks(reason.missing, self._exited)} in {mine}"
+
+    def _unmatched(self) -> DeadlockError | None:
+        """Everybody has ended: what was posted and never matched."""
+        told = [
+            f"{self._posted(slot)} was never matched by {_ranks(slot.missing, set())}"
+            for slot in self._slots.values()
+        ]
+        if not told:
+            return None
+        return DeadlockError(
+            "\n".join([f"every rank has ended, but {told[0]}", *(f"  {text}" for text in told)])
+        )
+
+    def _posted(self, slot: Slot) -> str:
+        posted = zip(slot.ranks, slot.signatures, strict=True)
+        return ", ".join(f"rank {rank}'s {signature}" for rank, signature in posted if signature is not None)
+
+
+def _ranks(ranks: set[int], exited: set[int]) -> str:
+    names = sorted(ranks)
+    text = f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(map(str, names))}"
+    ended = [rank for rank in names if rank in exited]
+    return f"{text} (ended: {', '.join(map(str, ended))})" if ended else text
+
+
+def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequence[str]) -> MismatchError:
+    """One line with the sides, the table of all members below it.
+
+    Args:
+        ranks: the members.
+        agreed: what they had to agree on, one a member.
+        calls: what each called and where.
+    """
+    sides: dict[object, list[int]] = {}
+    for member, key in enumerate(agreed):
+        sides.setdefault(key, []).append(member)
+    told = []
+    for members in sides.values():
+        names = ", ".join(str(ranks[member]) for member in members)
+        told.append(f"rank{'s' if len(members) > 1 else ''} {names} called {calls[members[0]]}")
+    table = [f"  rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True)]
+    return MismatchError("\n".join([f"ranks disagree: {'; '.join(told)}", *table]))
+
+
+def _mismatch(slot: Slot) -> MismatchError:
+    signatures = [signature for signature in slot.signatures if signature is not None]
+    return mismatch_error(slot.ranks, [sig.agreed() for sig in signatures], [str(sig) for sig in signatures])

@@ -1,0 +1,189 @@
+"""What all ranks of a simulated run share: the exchange for values, the kernel for times, the network.
+
+Whoever carries the ranks (threads of this process, other processes) owns one of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
+from netsim.clock import Clock
+from netsim.collectives import Schedule, default_algorithm, play, schedule
+from netsim.kernel import Ask, Call, Enter, Kernel, Key, Post, instant_play
+from netsim.network import Network
+from netsim.protocol import Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from netsim.topology import Topology
+
+    from netsim.errors import DeadlockError
+
+__all__ = ["Schedules", "Simulation", "World"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Where a run takes place, in plain data that any process can have.
+
+    Attributes:
+        num_ranks: how many ranks there are.
+        topology: the network; None where communication takes no time.
+        hosts: the host of each rank (index into `topology.hosts`).
+        protocol: how transfers use links.
+        algorithms: op -> algorithm, for ops that shall not use the default one.
+    """
+
+    num_ranks: int
+    topology: Topology | None
+    hosts: tuple[int, ...]
+    protocol: Protocol
+    algorithms: Mapping[str, str]
+
+    @classmethod
+    def build(
+        cls,
+        num_ranks: int,
+        topology: Topology | None,
+        placement: Sequence[str] | None,
+        protocol: object,
+        algorithms: Mapping[str, str] | None,
+    ) -> World:
+        """Place the ranks, and settle the protocol: the one given, else the topology's, else ideal.
+
+        Raises:
+            InputError: placement, protocol or an algorithm does not exist.
+        """
+        hosts = topology.place(num_ranks, placement) if topology is not None else ()
+        chosen = protocol if protocol is not None or topology is None else topology.protocol
+        return cls(num_ranks, topology, hosts, Protocol.parse(chosen), dict(algorithms or {}))  # type: ignore[arg-type]
+
+    def regions(self, ranks: Sequence[int]) -> list[str]:
+        """The region of each of these ranks."""
+        assert self.topology is not None
+        return [self.topology.region_of(self.hosts[rank]) for rank in ranks]
+
+
+class Schedules:
+    """The schedule of every call in a world, and what it sends; computed once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._traffic = lru_cache(maxsize=1024)(self._traffic_uncached)
+
+    def of(self, call: Call) -> Schedule:
+        """The schedule that `call` is played by."""
+        world = self._world
+        default = default_algorithm(call.op, gloo=world.protocol.rendezvous)
+        return schedule(
+            call.op,
+            len(call.ranks),
+            num_bytes=call.num_bytes,
+            algorithm=world.algorithms.get(call.op, default),
+            root=call.root,
+            element_bytes=call.element_bytes,
+            parts=call.parts,
+            hosts=tuple(world.hosts[rank] for rank in call.ranks) if world.topology else None,
+            topology=world.topology,
+        )
+
+    def traffic(self, call: Call, member: int) -> tuple[int, int]:
+        """(bytes sent, bytes sent to another region) by this member."""
+        sent, wan = self._traffic(call)
+        return int(sent[member]), int(wan[member])
+
+    def _traffic_uncached(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
+        if len(set(call.ranks)) == 1:
+            return (np.zeros(len(call.ranks)),) * 2
+        plan = self.of(call)
+        if self._world.topology is None:
+            return plan.sent_bytes, np.zeros(len(call.ranks))
+        return plan.sent_bytes, plan.region_bytes(self._world.regions(call.ranks))
+
+
+class Simulation:
+    """The exchange and the kernel of one run, joined.
+
+    Args:
+        world: where it takes place.
+        let_run: lets ranks get on, at least one by one call, or raises what ends the run. Told whose next
+            request the kernel needs.
+        on_complete: told of every call whose value is known.
+        on_answer: told (rank, value) when the kernel has answered an `Ask`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        let_run: Callable[[int], None],
+        on_complete: Callable[[Slot], None],
+        on_answer: Callable[[int, float | bool], None],
+    ) -> None:
+        self.world = world
+        self.schedules = Schedules(world)
+        self.exchange = Exchange(world.num_ranks, self._completed)
+        clock = Clock()
+        self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
+        self.kernel = Kernel(
+            world.num_ranks,
+            self._refill,
+            answer=self._answered,
+            describe=self._describe,
+            play=self._play if self.network is not None else instant_play,
+            clock=clock,
+            collectives_in_flight=world.protocol.collectives_in_flight,
+        )
+        self._let_run, self._on_complete, self._on_answer = let_run, on_complete, on_answer
+        self._described: dict[Key, Call] = {}
+
+    def ask(self, rank: int, request: Ask) -> None:
+        """`rank` asks the kernel; it is blocked until `on_answer`."""
+        self.kernel.streams[rank].append(request)
+        self.exchange.block(rank, CLOCK)
+
+    def stuck(self, rank: int) -> DeadlockError:
+        """Why no rank can run, when the kernel needs `rank`'s next request."""
+        error = self.exchange.deadlock(kernel_needs=rank)
+        assert error is not None
+        return error
+
+    def _refill(self, rank: int) -> None:
+        stream = self.kernel.streams[rank]
+        while not stream:
+            self._let_run(rank)
+
+    def _answered(self, rank: int, value: float | bool) -> None:
+        self.exchange.unblock(rank)
+        self._on_answer(rank, value)
+
+    def _completed(self, slot: Slot) -> None:
+        if slot.outcome is not None and isinstance(slot.key, Key) and slot.is_on_clock("all_to_all"):
+            own = slot.outcome.own
+            members = range(len(slot.ranks))
+            parts = tuple(tuple(own[to][source].nbytes for to in members) for source in members)
+            self._described[slot.key] = all_to_all_call(slot.ranks, parts, own[0][0].element_size())
+        self._on_complete(slot)
+
+    def _describe(self, rank: int, post: Post) -> Call:
+        """The call of an all_to_all: only when its last member has posted are all its parts known."""
+        while post.key not in self._described:
+            self._let_run(rank)
+        return self._described.pop(post.key)
+
+    def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> Enter:
+        assert self.network is not None
+        hosts = [self.world.hosts[rank] for rank in call.ranks]
+        return play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done).arrive
+
+
+def all_to_all_call(ranks: tuple[int, ...], parts: tuple[tuple[int, ...], ...], element_bytes: int) -> Call:
+    """The call of an all_to_all in which member i sends `parts[i][j]` bytes to member j."""
+    even = len({num_bytes for row in parts for num_bytes in row}) == 1
+    total = sum(map(sum, parts))
+    return Call("all_to_all", ranks, total, element_bytes=element_bytes, parts=None if even else parts)

@@ -1,0 +1,73 @@
+"""What collectives compute: the value members get, reduced once, in rank order, in the tensors' dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Outcome", "combine"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What members get: `shared` goes to everyone, `own[member]` to that member alone (instead)."""
+
+    shared: tuple[Tensor, ...] = ()
+    own: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def of(self, member: int) -> tuple[Tensor, ...]:
+        """The tensors for one member; they belong to the exchange, so take copies."""
+        return self.own.get(member, self.shared)
+
+
+def _reduce(tensors: Sequence[Tensor], op: str) -> Tensor:
+    """((t0 op t1) op t2) ... in the tensors' own dtype, so that the bits depend on the rank order alone."""
+    result = tensors[0].clone()
+    for tensor in tensors[1:]:
+        if op in ("sum", "avg"):
+            result.add_(tensor)
+        elif op == "product":
+            result.mul_(tensor)
+        elif op == "min":
+            torch.minimum(result, tensor, out=result)
+        else:
+            torch.maximum(result, tensor, out=result)
+    return result.div_(len(tensors)) if op == "avg" else result
+
+
+def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root: int) -> Outcome:
+    """The outcome of collective `name` over every member's input tensors, in member order.
+
+    `reduce_scatter`, `scatter` (root only) and `all_to_all` take one tensor a member; the rest take one.
+    `message` is member 0's tensor for member 1.
+    """
+    firsts = [tensors[0] for tensors in inputs if tensors]
+    match name:
+        case "all_reduce":
+            return Outcome(shared=(_reduce(firsts, reduce_op),))
+        case "reduce":
+            return Outcome(own={root: (_reduce(firsts, reduce_op),)})
+        case "broadcast":
+            return Outcome(shared=(inputs[root][0],))
+        case "all_gather":
+            return Outcome(shared=tuple(firsts))
+        case "gather":
+            return Outcome(own={root: tuple(firsts)})
+        case "scatter":
+            return Outcome(own={member: (part,) for member, part in enumerate(inputs[root])})
+        case "reduce_scatter":
+            parts = zip(*inputs, strict=True)
+            return Outcome(own={member: (_reduce(part, reduce_op),) for member, part in enumerate(parts)})
+        case "all_to_all":
+            return Outcome(own=dict(enumerate(zip(*inputs, strict=True))))
+        case "sendrecv":
+            return Outcome(own={1: (inputs[0][0],)})
+        case "barrier":
+            return Outcome()
+    raise AssertionError(f"no collective is called {name}")

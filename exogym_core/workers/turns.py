@@ -1,0 +1,185 @@
+"""Ranks as threads of one process that run one at a time.
+
+torch's default generator, numpy's and `random`'s belong to the process, so freely running threads would be
+neither repeatable nor equal to processes. One participant has the turn; it gives way only when it blocks in
+one of our calls, and the random states travel with the turn. The host (the thread that called `run`) is a
+participant too: it plays the kernel, or carries messages, and has the turn when no rank is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from exogym_core.workers.rng import RandomStates
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Aborted", "Turns"]
+
+_HOST = -1
+
+
+class Aborted(BaseException):
+    """The run is being unwound; not an `Exception`, so that `except Exception` in a rank does not keep it."""
+
+
+class Turns:
+    """The turn among some ranks of this process and their host.
+
+    Args:
+        ranks: the ranks that live here.
+        seed: random streams are made from (seed, rank).
+        intra_op_threads: torch's threads for one operator, in every rank thread.
+        nth_core: which of this process's cores all its ranks share; a hand-over on one core costs 7 to 10 us,
+            between two 15 to 33. Ignored with more intra-op threads than one.
+    """
+
+    def __init__(self, ranks: Sequence[int], seed: int, intra_op_threads: int, nth_core: int) -> None:
+        self.ready: deque[int] = deque(ranks)
+        self.aborting = False
+        self._intra_op_threads = intra_op_threads
+        self._states = {rank: RandomStates(seed, rank) for rank in ranks}
+        self._locks = {who: threading.Lock() for who in (_HOST, *ranks)}
+        for lock in self._locks.values():
+            lock.acquire()
+        self._threads: dict[int, threading.Thread] = {}
+        self._nth_core = nth_core
+
+    def run(self, body: Callable[[int], None], host: Callable[[], None]) -> None:
+        """Run `body(rank)` of every rank in a thread of its own, and `host()` here, by turns.
+
+        `host` has the turn first. When it returns or raises, ranks that have not ended are unwound.
+        `body` must not raise anything but `Aborted`.
+        """
+        self._states[_HOST] = RandomStates.of_process()
+        intra_op_threads, cores = torch.get_num_threads(), self._pin()
+        for rank in list(self.ready):
+            thread = threading.Thread(
+                target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
+            )
+            self._threads[rank] = thread
+        threads = list(self._threads.values())
+        for thread in threads:
+            thread.start()
+        try:
+            host()
+        finally:
+            self._unwind()
+            for thread in threads:
+                thread.join()
+            self._unpin(cores)
+            torch.set_num_threads(intra_op_threads)  # the setting of new threads is the process's
+
+    def is_rank_thread(self, rank: int) -> bool:
+        """Whether the calling thread is the one that runs `rank`."""
+        return threading.current_thread() is self._threads.get(rank)
+
+    def require_rank_thread(self, rank: int) -> None:
+        """Called before giving way, which only a rank's own thread can do.
+
+        Raises:
+            InputError: this is another thread, such as autograd's, which serves all ranks of a process.
+        """
+        if not self.is_rank_thread(rank):
+            raise InputError(
+                f"rank {rank}: a blocking call in a gradient hook on autograd's own thread; post it "
+                f"with async_op=True and wait in step(), or give every rank its own process"
+            )
+
+    # --- giving way ----------------------------------------------------------------------------------------
+
+    def give_way(self, rank: int) -> None:
+        """Called by a rank that cannot go on; returns when it has the turn again.
+
+        Raises:
+            Aborted: the run is being unwound.
+        """
+        self._hand_over(rank, self._next())
+        if self.aborting:
+            raise Aborted
+
+    def give_way_to_host(self, rank: int) -> None:
+        """Let the host have the turn though this rank could go on."""
+        self.ready.append(rank)
+        self._hand_over(rank, _HOST)
+        if self.aborting:
+            raise Aborted
+
+    def let_ranks_run(self) -> None:
+        """Called by the host: returns when no rank is ready, or one wants the host."""
+        if self.ready:
+            self._hand_over(_HOST, self.ready.popleft())
+
+    def _next(self) -> int:
+        if self.aborting or not self.ready:
+            return _HOST
+        return self.ready.popleft()
+
+    def _hand_over(self, me: int, to: int) -> None:
+        if to == me:
+            return
+        leaving = self._states[me]
+        leaving.save()
+        self._states[to].load(leaving)
+        self._locks[to].release()
+        try:
+            self._locks[me].acquire()
+        except BaseException:  # Ctrl-C reaches the host while a rank has the turn: get it back, then unwind
+            self.aborting = True
+            self._locks[me].acquire()
+            raise
+
+    def check(self) -> None:
+        """Called by a rank at every call of ours.
+
+        Raises:
+            Aborted: the run is being unwound.
+        """
+        if self.aborting:
+            raise Aborted
+
+    def _rank_thread(self, rank: int, body: Callable[[int], None]) -> None:
+        self._locks[rank].acquire()
+        try:
+            if not self.aborting:
+                torch.set_num_threads(self._intra_op_threads)  # OpenMP's count is one a thread
+                body(rank)
+        except Aborted:
+            pass
+        finally:
+            leaving = self._states[rank]
+            leaving.save()
+            del self._threads[rank]
+            to = self._next()
+            self._states[to].load(leaving)
+            self._locks[to].release()
+
+    def _unwind(self) -> None:
+        """Give every unfinished rank the turn, so that it leaves through its `finally` blocks."""
+        self.aborting = True
+        for rank in sorted(self._threads):
+            while rank in self._threads:
+                self._hand_over(_HOST, rank)
+        self._states[_HOST].load()
+
+    # --- one core ------------------------------------------------------------------------------------------
+
+    def _pin(self) -> set[int] | None:
+        """Put this thread, and the rank threads it will start, on one core; returns the cores it had."""
+        if self._intra_op_threads > 1 or not hasattr(os, "sched_getaffinity"):
+            return None
+        before: set[int] = os.sched_getaffinity(0)
+        cores = sorted(before)
+        os.sched_setaffinity(0, {cores[self._nth_core % len(cores)]})
+        return before
+
+    def _unpin(self, cores: set[int] | None) -> None:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)

@@ -1,0 +1,292 @@
+"""Ranks in virtual time: each rank's stream of requests becomes a SimPy process.
+
+A rank is ordinary blocking code elsewhere (a thread, another process). What it does to virtual time reaches
+the kernel as a stream of one-way requests, and the outcome depends on the streams alone: the kernel reads a
+rank's next request only when virtual time has reached that rank, and reading may block in host time until
+the rank has got that far.
+
+Request times lie on a grid of 2**-30 s, so that equal steps are really equal whatever the clock says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from netsim.clock import Clock, on_grid
+from netsim.errors import DeadlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import simpy
+
+__all__ = [
+    "Advance",
+    "Ask",
+    "Call",
+    "Exit",
+    "Kernel",
+    "Key",
+    "Mark",
+    "Play",
+    "Post",
+    "Request",
+    "StampedRow",
+    "Wait",
+    "instant_play",
+]
+
+
+class Call(NamedTuple):
+    """What a collective or message asks of the network, equal on all its members.
+
+    Attributes:
+        op: as `netsim.collectives.schedule` takes it.
+        ranks: its members' ranks, in group order; for a message the sender and the receiver.
+        num_bytes: as `netsim.collectives.schedule` takes it.
+        root: position of the root among `ranks`.
+        element_bytes: size of one element, the grain of chunks.
+        parts: for `all_to_all`, bytes from member i to member j; None where they are equal.
+    """
+
+    op: str
+    ranks: tuple[int, ...]
+    num_bytes: int
+    root: int = 0
+    element_bytes: int = 1
+    parts: tuple[tuple[int, ...], ...] | None = None
+
+
+class Advance(NamedTuple):
+    """I compute for `seconds`."""
+
+    seconds: float
+
+
+class Key(NamedTuple):
+    """The name of a call: its group (any hashable) and its number among that group's calls."""
+
+    group: Hashable
+    number: Hashable
+
+
+class Post(NamedTuple):
+    """Start the call known as `key` now, as its member number `member`.
+
+    `call` is None where only all members together know it (uneven all_to_all): then the hub is asked.
+    """
+
+    key: Key
+    member: int
+    call: Call | None
+
+
+class Wait(NamedTuple):
+    """I go on when the call known as `key` is done for me."""
+
+    key: Key
+
+
+class Mark(NamedTuple):
+    """Stamp this row with my virtual time."""
+
+    row: Mapping[str, Any]
+
+
+class Ask(NamedTuple):
+    """Tell me the time; or, with a key, whether that call is done for me by now."""
+
+    key: Key | None
+
+
+class Exit(NamedTuple):
+    """I am through."""
+
+
+Request = Advance | Post | Wait | Mark | Ask | Exit
+
+
+class StampedRow(NamedTuple):
+    """A marked row: whose, when, and its rank's seconds of computing and of waiting until then."""
+
+    rank: int
+    virtual_seconds: float
+    compute_seconds: float
+    exposed_seconds: float
+    row: Mapping[str, Any]
+
+
+Enter = Callable[[int], None]
+Play = Callable[[Call, Hashable, Callable[[int], None]], Enter]
+
+
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """A call some member has posted: when each member is through, and who sleeps until then."""
+
+    call: Call
+    enter: Enter
+    done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
+    sleepers: dict[int, simpy.Event] = field(default_factory=dict)
+    num_waited: int = 0
+
+
+def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> Enter:
+    """Communication that takes no time: everyone is through when the last has come."""
+    arrived: list[int] = []
+
+    def enter(member: int) -> None:
+        arrived.append(member)
+        if len(arrived) == len(call.ranks):
+            for each in sorted(arrived):
+                on_done(each)
+
+    return enter
+
+
+class Kernel:
+    """Plays the ranks' request streams on one clock.
+
+    Args:
+        num_ranks: how many ranks there are.
+        refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
+            let the rank run, or raises (deadlock, a rank's failure).
+        answer: called with (rank, value) for every `Ask`.
+        describe: called with a `Post` that has no call; returns the call, blocking like `refill`.
+        play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
+            (a position in `call.ranks`) in now; `on_done(member)` is called at the instant it is through.
+        clock: shared with the network.
+        collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
+
+    Attributes:
+        streams: one queue of requests a rank; whoever carries the ranks appends to them.
+        rows: what ranks have marked, in order of virtual time.
+        compute_seconds, exposed_seconds, end_seconds: per rank.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        refill: Callable[[int], None],
+        *,
+        answer: Callable[[int, float | bool], None],
+        describe: Callable[[int, Post], Call],
+        play: Play = instant_play,
+        clock: Clock | None = None,
+        collectives_in_flight: int = 1,
+    ) -> None:
+        self.clock = clock if clock is not None else Clock()
+        self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
+        self.rows: list[StampedRow] = []
+        self.compute_seconds = [0.0] * num_ranks
+        self.exposed_seconds = [0.0] * num_ranks
+        self.end_seconds = [0.0] * num_ranks
+        self._refill = refill
+        self._answer = answer
+        self._describe = describe
+        self._play = play
+        self._width = collectives_in_flight
+        self._in_flight: dict[Key, _InFlight] = {}
+        # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
+        self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, int]]] = {}
+        self._asleep: dict[int, Call] = {}
+
+    def run(self) -> None:
+        """Play every stream to its `Exit`.
+
+        Raises:
+            DeadlockError: the clock has nothing left to do and a rank still waits.
+            Exception: whatever `refill` or `describe` raises.
+        """
+        end = self.clock.all_of([self.clock.process(self._rank(rank)) for rank in range(len(self.streams))])
+        while not end.processed:
+            if math.isinf(self.clock.peek()):
+                waits = "; ".join(f"rank {rank} in {call.op}" for rank, call in sorted(self._asleep.items()))
+                raise DeadlockError(f"the network will never finish what ranks wait for: {waits}")
+            self.clock.step()
+
+    def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
+        stream, clock = self.streams[rank], self.clock
+        while True:
+            while not stream:
+                self._refill(rank)
+            request = stream.popleft()
+            if isinstance(request, Post):
+                self._post(rank, request)
+            elif isinstance(request, Wait):
+                yield from self._wait(rank, request.key)
+            elif isinstance(request, Advance):
+                seconds = on_grid(request.seconds)
+                self.compute_seconds[rank] += seconds
+                if seconds:
+                    yield clock.timeout(seconds)
+            elif isinstance(request, Mark):
+                times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
+                self.rows.append(StampedRow(rank, *times, request.row))
+            elif isinstance(request, Ask):
+                self._answer(rank, self._answer_to(rank, request.key))
+            else:
+                self.end_seconds[rank] = clock.now
+                return
+
+    def _answer_to(self, rank: int, key: Key | None) -> float | bool:
+        if key is None:
+            return float(self.clock.now)
+        flight = self._in_flight.get(key)
+        return flight is None or flight.done_at.get(rank, math.inf) <= self.clock.now
+
+    # --- calls ---------------------------------------------------------------------------------------------
+
+    def _post(self, rank: int, post: Post) -> None:
+        """Let the rank into the call, behind its earlier collectives of the same group."""
+        flight = self._in_flight.get(post.key)
+        if flight is None:
+            flight = self._start(post.key, post.call or self._describe(rank, post))
+        if flight.call.op == "sendrecv":  # messages do not queue behind collectives
+            flight.enter(post.member)
+            return
+        lane = self._lanes.setdefault((post.key.group, rank), deque())
+        lane.append((flight, post.member))
+        if len(lane) <= self._width:
+            flight.enter(post.member)
+
+    def _start(self, key: Key, call: Call) -> _InFlight:
+        play = self._play if len(set(call.ranks)) > 1 else instant_play
+        flight = _InFlight(call, enter=lambda member: None)
+        flight.enter = play(call, key.group, lambda member: self._done(key, flight, member))
+        self._in_flight[key] = flight
+        return flight
+
+    def _done(self, key: Key, flight: _InFlight, member: int) -> None:
+        """The call is over for this member at this instant: wake it, let its next collective in."""
+        rank = flight.call.ranks[member]
+        flight.done_at[rank] = on_grid(self.clock.now)
+        sleeper = flight.sleepers.pop(rank, None)
+        if sleeper is not None:
+            sleeper.succeed()
+        if flight.call.op == "sendrecv":
+            return
+        lane = self._lanes[key.group, rank]
+        lane.remove((flight, member))
+        if len(lane) >= self._width:
+            following, as_member = lane[self._width - 1]
+            following.enter(as_member)
+
+    def _wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, None]:
+        flight = self._in_flight[key]
+        start = self.clock.now
+        if rank not in flight.done_at:
+            self._asleep[rank] = flight.call
+            sleeper = flight.sleepers[rank] = self.clock.event()
+            yield sleeper
+            del self._asleep[rank]
+        if flight.done_at[rank] > self.clock.now:
+            yield self.clock.at(flight.done_at[rank])
+        self.exposed_seconds[rank] += self.clock.now - start
+        flight.num_waited += 1
+        if flight.num_waited == len(flight.call.ranks):
+            del self._in_flight[key]
