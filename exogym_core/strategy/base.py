@@ -1,0 +1,203 @@
+"""What every strategy is: it owns the optimizer and decides what is communicated at the end of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from exogym_core.strategy.arguments import number, one_argument, refuse_unknown
+from exogym_core.strategy.lr_schedule import LRSchedulerLike, build_scheduler, resolve_scheduler
+from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from exogym_core.communicator.base import Communicator
+
+__all__ = ["Strategy"]
+
+
+class Strategy:
+    """Base of all strategies; by itself it does nothing at a step but count it.
+
+    The node calls, once per rank, `setup`; then for each step `zero_grad`, `before_backward` before each
+    backward pass, and `step` after the last one. A strategy of one's own overrides `step`, uses
+    `self.model`, `self.optim` and `self.comm`, and calls `super().step()` last. It may also override
+    `_init_node(model, rank, num_nodes)` to prepare what it needs; `self.comm` and `self.seed` are there.
+
+    Before `setup` a strategy is only its options: it can be copied, and each rank gets its own copy.
+
+    Args:
+        lr_scheduler: "lambda_cosine", a torch scheduler class or its name; None keeps the rate.
+        lr_scheduler_kwargs: its options; for "lambda_cosine" `warmup_steps`, `cosine_anneal`, `max_steps`.
+        optim_spec: the (inner) optimizer: an OptimSpec, a name, a class, a factory or a mapping with `name`.
+        inner_optim_spec: the same argument under another name.
+        inner_optim: the same argument under another name.
+        lr: the optimizer's learning rate.
+        max_norm: clip the norm of the gradient to this before the optimizer's step.
+
+    Raises:
+        UnknownNameError: an argument that does not exist; it is never ignored.
+        InputError: two names of one argument were given different values.
+
+    Attributes:
+        overlaps_backward: the strategy communicates during the last backward pass.
+        sample_weight: samples of this rank in this step over the mean of all ranks'. Whoever runs the loop
+            sets it before the backward pass where batches are uneven; strategies that average gradients
+            weigh this rank's with it.
+        local_step: number of steps done.
+        scaler: a GradScaler if gradients are scaled; set before the first step.
+        nbytes: payload bytes of the last step.
+        lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
+    """
+
+    overlaps_backward: bool = False
+    default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
+
+    model: nn.Module
+    comm: Communicator
+    optim: Optimizer
+    rank: int
+    num_nodes: int
+
+    def __init__(
+        self,
+        lr_scheduler: LRSchedulerLike | None = None,
+        lr_scheduler_kwargs: Mapping[str, Any] | None = None,
+        *,
+        optim_spec: OptimizerLike | None = None,
+        inner_optim_spec: OptimizerLike | None = None,
+        inner_optim: OptimizerLike | None = None,
+        lr: float | None = None,
+        max_norm: float | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown(type(self), unknown)
+        where = type(self).__name__
+        optim = one_argument(
+            where, None, optim_spec=optim_spec, inner_optim_spec=inner_optim_spec, inner_optim=inner_optim
+        )
+        # A subclass may have set `optim_spec` before it called this constructor.
+        default: OptimSpec = self.__dict__.get("optim_spec", self.default_optim)
+        options = {} if lr is None else {"lr": number(where, "lr", lr)}
+        self.optim_spec = ensure_optim_spec(optim, default, **options)
+        self.max_norm = None if max_norm is None else number(where, "max_norm", max_norm)
+        self.lr_scheduler_kwargs = dict(lr_scheduler_kwargs or {})
+        self.lr_scheduler = lr_scheduler and resolve_scheduler(lr_scheduler, self.lr_scheduler_kwargs)
+        self.scheduler: LRScheduler | None = None
+        self.lr_callbacks: list[Callable[[float], None]] = []
+        self.scaler: torch.amp.GradScaler | None = None
+        self.sample_weight = 1.0
+        self.max_steps = 1
+        self.seed = 0
+        self.local_step = 0
+        self.nbytes = 0
+        self._payload_bytes_before = 0
+        self._update_skipped = False
+
+    # --- called by the node --------------------------------------------------------------------------------
+
+    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
+        """Take charge of `model` on this rank: build the optimizer and what else the strategy keeps.
+
+        Called once per rank when all replicas are equal. `seed` is shared by all ranks.
+        """
+        self.model, self.comm = model, comm
+        self.rank, self.num_nodes = comm.rank, comm.world_size
+        self.max_steps, self.seed = max_steps, seed
+        self._payload_bytes_before = comm.traffic.payload_bytes
+        self._init_node(model, comm.rank, comm.world_size)
+        if self.scheduler is None:
+            self._setup_scheduler()
+
+    def before_backward(self, last_micro_batch: bool) -> None:
+        """Told before each backward pass whether it completes the step's gradient."""
+
+    def step(self) -> None:
+        """End a step: advance the schedule and the count. Overrides update the model, then call this."""
+        if self.scheduler is not None and not self._update_skipped:
+            self.scheduler.step()
+            if self.rank == 0:
+                for callback in self.lr_callbacks:
+                    callback(self.learning_rate)
+        self._update_skipped = False
+        self.local_step += 1
+        self.nbytes = self.comm.traffic.payload_bytes - self._payload_bytes_before
+        self._payload_bytes_before += self.nbytes
+
+    def zero_grad(self) -> None:
+        """Forget the last step's gradient."""
+        self.optim.zero_grad()
+
+    def close(self) -> None:
+        """Let go of the model: remove hooks from it. Nothing else may be called afterwards."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step (of the optimizer's first parameter group)."""
+        return float(self.optim.param_groups[0]["lr"])
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """All optimizers, the one that applies gradients first."""
+        return [self.optim]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `step` reads and changes besides the model, so that a run can go on from here."""
+        return {
+            "local_step": self.local_step,
+            "optim": self.optim.state_dict(),
+            "scheduler": self.scheduler and self.scheduler.state_dict(),
+            "scaler": self.scaler and self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, after `setup` with the same options."""
+        self.local_step = state["local_step"]
+        self.optim.load_state_dict(state["optim"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    # --- for subclasses ------------------------------------------------------------------------------------
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        """Prepare this rank; called by `setup`. Builds `self.optim`."""
+        self.local_step = 0
+        self.optim = self.optim_spec.build(model)
+
+    def _setup_scheduler(self) -> None:
+        """Build the learning-rate schedule on `self.optim`."""
+        if self.lr_scheduler:
+            self.scheduler = build_scheduler(
+                self.optim, self.lr_scheduler, self.lr_scheduler_kwargs, self.max_steps
+            )
+
+    @property
+    def trainable(self) -> list[Tensor]:
+        """The model's parameters that take gradients, in the model's order."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def clip_gradients(self) -> None:
+        """Undo the scaler's factor, then clip the norm to `max_norm`, if these are set."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optim)
+        if self.max_norm is not None:
+            clip_grad_norm_(self.trainable, self.max_norm)
+
+    def optimizer_step(self) -> None:
+        """Update the parameters from their gradients; with a scaler, only if these are finite."""
+        if self.scaler is None:
+            self.optim.step()
+            return
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optim)
+        self.scaler.update()
+        self._update_skipped = self.scaler.get_scale() < scale
