@@ -1,0 +1,1 @@
+"""Pieces that strategies are composed of: pure, small, with explicit state."""

@@ -1,0 +1,59 @@
+"""Many tensors as a few flat ones, so that a model travels in buckets and never parameter by parameter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["flatten", "plan_buckets", "unflatten", "write_back"]
+
+
+def plan_buckets(
+    tensors: Sequence[Tensor], bucket_bytes: int | None = None, first_bucket_bytes: int | None = None
+) -> list[list[int]]:
+    """Indices of `tensors` in buckets of one dtype and device each, in the order given.
+
+    Without `bucket_bytes` there is one bucket per dtype and device. With it, a bucket is closed as soon as
+    it holds that many bytes, as in torch's DDP; `first_bucket_bytes` is the limit of the first one.
+
+    >>> plan_buckets([torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(4)])
+    [[0, 2], [1]]
+    """
+    buckets: list[list[int]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        key = (tensor.dtype, tensor.device)
+        if key not in filling:
+            filling[key] = ([], 0)
+            buckets.append(filling[key][0])
+        bucket, num_bytes = filling[key]
+        bucket.append(index)
+        num_bytes += tensor.numel() * tensor.element_size()
+        filling[key] = (bucket, num_bytes)
+        limit = first_bucket_bytes if bucket is buckets[0] and first_bucket_bytes else bucket_bytes
+        if limit is not None and num_bytes >= limit:
+            del filling[key]
+    return buckets
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """One new flat tensor with the values of `tensors`, which share dtype and device."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of `flat` in the shapes of `like`, in order."""
+    pieces = torch.split(flat, [tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+
+
+@torch.no_grad()
+def write_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy `flat`'s values into `tensors`."""
+    for tensor, piece in zip(tensors, unflatten(flat, tensors), strict=True):
+        tensor.copy_(piece)
