@@ -1,0 +1,105 @@
+"""FedAvg and LocalSGD: train alone, average the parameters every H steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from exogym_core.strategy.arguments import one_argument, positive_int
+from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
+from exogym_core.strategy.parts.average import average_tensors
+from exogym_core.strategy.parts.codecs import Codec, codec_named
+from exogym_core.strategy.parts.generators import shared_generator
+
+__all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy"]
+
+
+class AveragingCommunicator(CommunicationModule):
+    """Average all parameters every `H` steps, over all ranks or within random islands.
+
+    Each round cuts a permutation of the ranks, drawn from the shared seed, into islands of `island_size`
+    (the last may be smaller). Only an island's members exchange anything.
+    """
+
+    def __init__(
+        self,
+        island_size: int | None = None,
+        *,
+        H: int = 1,  # noqa: N803
+        codec: str | Codec | None = None,
+    ) -> None:
+        where = type(self).__name__
+        self.island_size = None if island_size is None else positive_int(where, "island_size", island_size)
+        self.H = positive_int(where, "H", H)
+        self.codec = codec_named(codec)
+
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        """Average if a round ends with this step."""
+        if (local_step + 1) % self.H:
+            return
+        members = self.island(rank, num_nodes, local_step // self.H)
+        comm = self.comm if len(members) == num_nodes else self.comm.group(members)
+        if comm.world_size > 1:
+            average_tensors(comm, self.strategy.trainable, self.codec)
+
+    def island(self, rank: int, num_nodes: int, round_number: int) -> list[int]:
+        """The ranks that `rank` averages with in the 0-based round, itself included, sorted."""
+        if self.island_size is None or self.island_size >= num_nodes:
+            return list(range(num_nodes))
+        generator = shared_generator(self.seed, "islands", round_number)
+        islands = torch.split(torch.randperm(num_nodes, generator=generator), self.island_size)
+        return next(sorted(island.tolist()) for island in islands if rank in island)
+
+
+class FedAvgStrategy(CommunicateOptimizeStrategy):
+    """`H` local steps, then replace the parameters by their mean (over all ranks or random islands).
+
+    Bytes: a ring sends `2 (n - 1) / n` times the parameters' bytes per worker every `H` steps, with n the
+    size of the island. Optimizer states stay local.
+
+    Args:
+        inner_optim: the local optimizer (AdamW by default), also `optim_spec` or `inner_optim_spec`.
+        island_size: average within random groups of this many ranks, drawn anew each round; all if None or
+            above the number of ranks.
+        H: local steps a round; also called `local_steps` and `num_inner_steps`.
+        max_norm: clip the norm of the local gradient to this.
+        codec: "fp32" (as it is), "fp16", "bf16" or "int8" on the wire.
+        options: of every Strategy: `lr`, `lr_scheduler`, ...
+
+    References:
+        McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
+        1602.05629, algorithm 1 with all clients in every round.
+    """
+
+    default_steps = 1
+
+    def __init__(
+        self,
+        inner_optim: Any = None,
+        island_size: int | None = None,
+        H: int | None = None,  # noqa: N803
+        max_norm: float | None = None,
+        *,
+        local_steps: int | None = None,
+        num_inner_steps: int | None = None,
+        codec: str | Codec | None = None,
+        **options: Any,
+    ) -> None:
+        where = type(self).__name__
+        self.H = one_argument(
+            where, self.default_steps, H=H, local_steps=local_steps, num_inner_steps=num_inner_steps
+        )
+        averaging = AveragingCommunicator(island_size, H=self.H, codec=codec)
+        super().__init__([averaging], inner_optim=inner_optim, max_norm=max_norm, **options)
+
+
+class LocalSGDStrategy(FedAvgStrategy):
+    """FedAvg under the name it has among equal workers, with rounds of 8 steps by default.
+
+    References:
+        Stich, Local SGD Converges Fast and Communicates Little, arXiv 1805.09767.
+    """
+
+    default_steps = 8
