@@ -345,10 +345,11 @@ class Network:
             observer.rates_changed(transfers.number[changed], transfers.rate[changed])
 
     def _acknowledgements(self, back: IntArray, rates: FloatArray) -> FloatArray:
-        """What acknowledgements of transfers at these rates take from each link, in payload that could cross it."""
+        """What acknowledgements take from each link, in payload that could cross it instead."""
         share = self.protocol.ack_share * self.protocol.payload_share
         size = len(self._capacity)
-        taken = np.bincount(back.ravel(), weights=np.repeat(rates * share, back.shape[1]), minlength=size)
+        shares = np.repeat(rates * share, back.shape[1])
+        taken: FloatArray = np.zeros(size) + np.bincount(back.ravel(), weights=shares, minlength=size)
         taken[-1] = 0.0
         return taken
 
