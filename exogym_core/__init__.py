@@ -1,1 +1,42 @@
-"""Training strategies over simulated and real networks."""
+"""Train over real or simulated networks, and see loss and virtual time together.
+
+from exogym_core import LocalTrainer
+from exogym_core.strategy import DiLoCoStrategy
+
+model = LocalTrainer(model, train_dataset, val_dataset).fit(strategy=DiLoCoStrategy(H=100), num_nodes=4)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator
+    from exogym_core.history import FitResult
+    from exogym_core.node import TrainNode
+    from exogym_core.strategy import OptimSpec, Strategy
+    from exogym_core.trainer import LocalTrainer, Trainer
+
+__all__ = ["Communicator", "FitResult", "LocalTrainer", "OptimSpec", "Strategy", "TrainNode", "Trainer"]
+
+_HOMES = {
+    "Communicator": "communicator",
+    "FitResult": "history",
+    "LocalTrainer": "trainer",
+    "OptimSpec": "strategy",
+    "Strategy": "strategy",
+    "TrainNode": "node",
+    "Trainer": "trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for, so that `netgym --version` does not wait for torch.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"exogym_core.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,334 @@
+"""One rank's training loop: batches, micro-batches, the strategy's step, evaluation."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from exogym_core.batches import move_batch
+from exogym_core.evaluation import Evaluation, FlatState, correlation_of
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from exogym_core.communicator.base import Communicator, Handle
+    from exogym_core.compute import StepDurations
+    from exogym_core.data import Source, Step
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["LoopSettings", "NodeOutcome", "TrainNode"]
+
+_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What every rank's loop has in common.
+
+    Attributes:
+        max_steps: steps to do; the data may end sooner.
+        batch_size: samples a rank and step.
+        val_interval: steps between evaluations; there is one at step 0 and one at the end too. None: none.
+        correlation_interval: steps between comparisons of the replicas; None for none.
+        autocast: forward passes in bfloat16.
+        scale_with_samples: a smaller batch takes proportionally less virtual time.
+        seed: of the run.
+    """
+
+    max_steps: int
+    batch_size: int
+    val_interval: int | None = 100
+    correlation_interval: int | None = None
+    autocast: bool = False
+    scale_with_samples: bool = False
+    seed: int = 42
+
+
+@dataclass
+class NodeOutcome:
+    """What a rank ends with.
+
+    Attributes:
+        state: its model's state, on the CPU.
+        average: on the last rank, the state of the mean of all ranks' models, else None.
+        max_steps: how many steps were to be done.
+        remarks: what the user should be warned of.
+    """
+
+    state: dict[str, Tensor]
+    average: dict[str, Tensor] | None
+    max_steps: int
+    remarks: tuple[str, ...] = ()
+
+
+class _BackwardClock:
+    """Moves a rank's clock through the backward pass, parameter by parameter, as gradients become ready.
+
+    Its hooks must be registered before the strategy's, so that the time for a gradient has passed when the
+    strategy sends it.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator) -> None:
+        self._comm = comm
+        self._seconds = 0.0
+        self._left = 0.0
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        total = sum(parameter.numel() for parameter in parameters) or 1
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(parameter.numel() / total))  # type: ignore[no-untyped-call]
+            for parameter in parameters
+        ]
+
+    def _hook(self, share: float) -> Any:
+        def advance(_: Tensor) -> None:
+            if self._seconds:
+                seconds = min(self._seconds * share, self._left)
+                self._left -= seconds
+                self._comm.advance(seconds)
+
+        return advance
+
+    def begin(self, seconds: float) -> None:
+        """The backward pass that starts now takes so long."""
+        self._seconds = self._left = seconds
+
+    def end(self) -> None:
+        """It is through: parameters without a gradient have cost nothing yet."""
+        self._comm.advance(self._left)
+        self._seconds = self._left = 0.0
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class TrainNode:
+    """One rank of a run: its model, strategy, data and clock.
+
+    Args:
+        comm: the rank's communicator.
+        model: its replica, on its device; changed in place.
+        strategy: its own copy, not yet set up.
+        data: its steps.
+        settings: the loop's.
+        durations: virtual seconds of its steps; None where computing is free.
+        evaluation: on the first and the last rank, unless `val_interval` is None. The first judges its own
+            model, the last the mean of all.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        model: nn.Module,
+        strategy: Strategy,
+        data: Source,
+        settings: LoopSettings,
+        durations: StepDurations | None = None,
+        evaluation: Evaluation | None = None,
+    ) -> None:
+        self.comm, self.model, self.strategy, self.data = comm, model, strategy, data
+        self.settings, self.durations, self.evaluation = settings, durations, evaluation
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.local_step = 0
+        self._judge = comm.world_size - 1
+        self._flat = FlatState(model)
+        self._mean = copy.deepcopy(model) if comm.rank == self._judge and comm.world_size > 1 else model
+        self._flat_mean = FlatState(self._mean)
+        self._handles: list[Handle[Tensor]] = []
+        self._backward_clock: _BackwardClock | None = None
+
+    # --- the run -------------------------------------------------------------------------------------------
+
+    def train(self) -> NodeOutcome:
+        """Train to the end and return what this rank has."""
+        self.start()
+        try:
+            while self.local_step < self.settings.max_steps and (step := self.data.next_step()) is not None:
+                self.train_step(step)
+                if self._is_due(self.settings.val_interval):
+                    self.evaluate()
+                if self._is_due(self.settings.correlation_interval):
+                    self.correlate()
+            return self.finish()
+        finally:
+            if self._backward_clock is not None:
+                self._backward_clock.close()
+            self.strategy.close()
+
+    def start(self) -> None:
+        """Make all replicas rank 0's, parameters and buffers, and set the strategy up.
+
+        The first copy is off the clock: a run begins when everyone has the model.
+        """
+        if not self.model.training:
+            self.model.train()
+        if self.comm.world_size > 1:
+            with self.comm.off_clock():
+                self._flat.broadcast(self.comm)
+        if self.strategy.overlaps_backward and self.durations is not None:
+            self._backward_clock = _BackwardClock(self.model, self.comm)
+        self.strategy.setup(self.model, self.comm, self.settings.max_steps, self.settings.seed)
+        if self.settings.val_interval is not None:
+            self.evaluate()
+
+    def _is_due(self, interval: int | None) -> bool:
+        return interval is not None and self.local_step % interval == 0
+
+    def train_step(self, step: Step) -> None:
+        """One step on one batch, marked with what it was like."""
+        strategy, learning_rate = self.strategy, self.strategy.learning_rate
+        strategy.zero_grad()
+        strategy.sample_weight = step.samples * self.comm.world_size / step.total_samples
+        seconds = self._step_seconds(step)
+        losses: list[tuple[Tensor, int]] = []
+        last = len(step.micro_batches) - 1
+        for index, (batch, samples) in enumerate(step.micro_batches):
+            loss = self._forward(batch)
+            losses.append((loss.detach(), samples))
+            weight = samples / step.samples
+            strategy.before_backward(index == last)
+            self._backward(loss if weight == 1 else loss * weight, seconds * weight, index == last)
+        strategy.step()
+        self.local_step += 1
+        traffic = self.comm.traffic
+        self.comm.mark(
+            {
+                "step": self.local_step,
+                "loss": _mean_loss(losses),
+                "samples": step.samples,
+                "lr": learning_rate,
+                "bytes_sent": traffic.bytes_sent,
+                "payload_bytes": traffic.payload_bytes,
+                "wan_bytes": traffic.wan_bytes,
+            }
+        )
+
+    def _step_seconds(self, step: Step) -> float:
+        if self.durations is None:
+            return 0.0
+        seconds = self.durations.seconds(self.local_step)
+        if self.settings.scale_with_samples and step.samples != self.settings.batch_size:
+            seconds *= step.samples / self.settings.batch_size
+        return seconds
+
+    def _forward(self, batch: Any) -> Tensor:
+        if self.device.type != "cpu":
+            batch = move_batch(batch, self.device)
+        if self.settings.autocast:
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = self.model(batch)
+        else:
+            loss = self.model(batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = (
+                f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
+            raise InputError(
+                f"rank {self.comm.rank}, step {self.local_step + 1}: the model returned {what}; "
+                "it must return the batch's mean loss, a scalar tensor"
+            )
+        return loss
+
+    def _backward(self, loss: Tensor, seconds: float, last: bool) -> None:
+        """Backward on the clock: spread over parameters where the strategy sends gradients meanwhile."""
+        clock = self._backward_clock
+        if clock is not None and last:
+            self.comm.advance(seconds * _FORWARD_SHARE)
+            clock.begin(seconds * (1 - _FORWARD_SHARE))
+            loss.backward()  # type: ignore[no-untyped-call]
+            clock.end()
+            return
+        loss.backward()  # type: ignore[no-untyped-call]
+        if seconds:
+            self.comm.advance(seconds)
+
+    # --- looking on, off the clock -------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Judge the first rank's model and the mean of all; nobody else waits.
+
+        Every rank deposits its values and goes on; the last rank collects them.
+        """
+        self._post_average()
+        if self.evaluation is None:
+            return
+        row: dict[str, Any] = {"step": self.local_step}
+        if self.comm.rank == 0:
+            row["local_loss"] = self.evaluation.loss(self.model)
+        if self.comm.rank == self._judge:
+            self._receive_average()
+            row["global_loss"] = (
+                row["local_loss"] if self._mean is self.model else self.evaluation.loss(self._mean)
+            )
+            row["accuracy"] = self.evaluation.accuracy(self._mean)
+        self.comm.mark(row)
+
+    def _post_average(self) -> None:
+        if self.comm.world_size == 1:
+            return
+        with self.comm.off_clock():
+            for handle in self._handles:  # of the last evaluation: surely long there
+                handle.wait()
+            self._handles = self._flat.post_average(self.comm, self._judge)
+
+    def _receive_average(self) -> None:
+        if self._mean is not self.model:
+            with self.comm.off_clock():
+                self._flat_mean.receive(self._handles)
+
+    def correlate(self) -> None:
+        """Compare all replicas, on the last rank."""
+        with self.comm.off_clock():
+            replicas = self.comm.gather(self._flat.parameters(), self._judge)
+        if replicas is not None:
+            self.comm.mark({"step": self.local_step, "correlation": correlation_of(replicas)})
+
+    def finish(self) -> NodeOutcome:
+        """The last evaluation, unless it has just been done, and the outcome."""
+        if self.settings.val_interval is None:
+            self._post_average()
+        elif not self._is_due(self.settings.val_interval):
+            self.evaluate()
+        with self.comm.off_clock():
+            for handle in self._handles:
+                handle.wait()
+        average = None
+        if self.comm.rank == self._judge:
+            self._receive_average()
+            average = _cpu_state(self._mean)
+        return NodeOutcome(_cpu_state(self.model), average, self.settings.max_steps)
+
+    # --- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of this rank that a step changes, besides the clock and the random streams."""
+        return {
+            "local_step": self.local_step,
+            "model": self.model.state_dict(),
+            "strategy": self.strategy.state_dict(),
+            "data": self.data.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, after `start`."""
+        self.local_step = state["local_step"]
+        self.model.load_state_dict(state["model"])
+        self.strategy.load_state_dict(state["strategy"])
+        self.data.load_state_dict(state["data"])
+
+
+def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:
+    """The mean over micro-batches, weighted by samples."""
+    if len(losses) == 1:
+        return float(losses[0][0])
+    return sum(float(loss) * samples for loss, samples in losses) / sum(samples for _, samples in losses)
+
+
+def _cpu_state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
