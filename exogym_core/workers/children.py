@@ -42,7 +42,8 @@ class Children:
     when its parent ends, however that happens. SIGINT is ignored in children: the parent decides. Leaving
     without an exception gives children a second to end by themselves; otherwise they are killed at once.
     Enter and leave in one thread, since on Linux 'the parent' of a process is the thread that started it. A
-    child's `random` module starts with a seed of its own; torch's and numpy's generators are copies when forked.
+    forked child has copies of torch's and numpy's generators, and a `random` module seeded anew. It must call
+    `torch.set_num_threads(1)` first: with more, OpenMP waits for threads that the fork has not copied.
 
     Args:
         target: what each child runs, with its index and its end of the channel.

@@ -1,0 +1,53 @@
+"""The checks of arguments that are one tensor a rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from exogym_core.communicator.base import Communicator
+
+__all__ = ["parts_of", "scatter_parts"]
+
+
+def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """One tensor a rank, from a list or by cutting one tensor along its first dimension.
+
+    Raises:
+        InputError: not one a rank, not equal parts, or not one dtype.
+    """
+    size, start = comm.world_size, f"rank {comm.rank}, {call}"
+    if not isinstance(tensors, Tensor):
+        if len(tensors) != size:
+            raise InputError(f"{start}: {len(tensors)} tensors, but {size} ranks; give one each")
+        if len({part.dtype for part in tensors}) > 1:
+            raise InputError(f"{start}: the tensors have several dtypes; give one dtype")
+        return list(tensors)
+    if tensors.dim() == 0 or tensors.shape[0] % size:
+        raise InputError(
+            f"{start}: a tensor of shape {list(tensors.shape)} cannot be cut into {size} equal parts along its "
+            f"first dimension; pad it or give a list"
+        )
+    return list(tensors.chunk(size)) if len(tensors) else [tensors] * size
+
+
+def scatter_parts(comm: Communicator, tensor: Tensor, given: Sequence[Tensor] | None) -> list[Tensor]:
+    """The source's `scatter_list`, checked against its `tensor`.
+
+    Raises:
+        InputError: not one a rank, or not like `tensor`.
+    """
+    parts = parts_of(comm, "scatter", given if given is not None else [])
+    for part in parts:
+        if part.shape != tensor.shape or part.dtype != tensor.dtype:
+            raise InputError(
+                f"rank {comm.rank}, scatter: scatter_list has {part.dtype}{list(part.shape)}, tensor is "
+                f"{tensor.dtype}{list(tensor.shape)}; make them equal"
+            )
+    return parts

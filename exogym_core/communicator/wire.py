@@ -1,0 +1,147 @@
+"""Flat buffers over a `torch.distributed` process group: what gloo and nccl can do, made uniform.
+
+Tensors are moved as bytes, so every dtype can be. Members of a process group are numbered by torch in the
+order of their ranks in the run; here they are numbered as the user named them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["REDUCIBLE_DTYPES", "Wire"]
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+# Those that torch can add up. int16 is what gloo cannot, so it travels as int32: sums and products modulo
+# 2^32, cut to 16 bits, are those modulo 2^16.
+REDUCIBLE_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    }
+)
+
+
+class Wire:
+    """One member's collectives on flat, contiguous tensors of `device`; all of them block.
+
+    Args:
+        group: the process group; None for a member alone.
+        ranks: the members' ranks in the run, in the user's order.
+        member: this member's position among them.
+        device: where the group's backend takes tensors.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, ranks: Sequence[int], member: int, device: torch.device
+    ) -> None:
+        self.group, self.size, self.member, self.device = group, len(ranks), member, device
+        torch_order = sorted(ranks)
+        self._place = [torch_order.index(rank) for rank in ranks]  # of member i in the process group
+
+    def all_reduce(self, flat: Tensor, op: str) -> None:
+        """Reduce `flat` in place on every member; `avg` divides the sum, in the dtype of the tensor."""
+        if self.group is not None and flat.numel():
+            wide = flat.to(torch.int32) if flat.dtype == torch.int16 else flat
+            dist.all_reduce(wide, op=_OPS[op], group=self.group)
+            flat.copy_(wide)
+        if op == "avg":
+            flat.div_(self.size)
+
+    def reduce(self, flat: Tensor, dst: int, op: str) -> None:
+        """Reduce into `flat` of member `dst`; the others' are overwritten with something."""
+        if self.group is not None and flat.numel():
+            wide = flat.to(torch.int32) if flat.dtype == torch.int16 else flat
+            dist.reduce(wide, group_dst=self._place[dst], op=_OPS[op], group=self.group)
+            flat.copy_(wide)
+        if op == "avg":
+            flat.div_(self.size)
+
+    def broadcast(self, flat: Tensor, src: int) -> None:
+        """Overwrite `flat` with member `src`'s."""
+        if self.group is not None and flat.numel():
+            dist.broadcast(_bytes(flat), group_src=self._place[src], group=self.group)
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """Every member's `flat`, of equal sizes."""
+        got = self._empty(flat)
+        if self.group is None:
+            got[0].copy_(flat)
+        elif flat.numel():
+            dist.all_gather(self._in_torch_order(got), _bytes(flat), group=self.group)
+        return got
+
+    def gather(self, flat: Tensor, dst: int) -> list[Tensor]:
+        """Every member's `flat` on `dst`, nothing elsewhere."""
+        got = self._empty(flat) if self.member == dst else []
+        if self.group is None:
+            got[0].copy_(flat)
+        elif flat.numel():
+            into = self._in_torch_order(got) if got else None
+            dist.gather(_bytes(flat), into, group_dst=self._place[dst], group=self.group)
+        return got
+
+    def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> None:
+        """Overwrite `flat` with this member's of member `src`'s parts."""
+        if self.group is None:
+            flat.copy_(parts[0])
+        elif flat.numel():
+            given = self._in_torch_order(parts) if parts else None
+            dist.scatter(_bytes(flat), given, group_src=self._place[src], group=self.group)
+
+    def all_to_all(self, parts: Sequence[Tensor], num_bytes: Sequence[int]) -> list[Tensor]:
+        """What every member sent to this one, as bytes; member i sends `num_bytes[i]`."""
+        if self.group is None:
+            return [_bytes(parts[0]).clone()]
+        order = sorted(range(self.size), key=self._place.__getitem__)  # member at each place
+        given = torch.cat([_bytes(parts[member]) for member in order])
+        sizes = [num_bytes[member] for member in order]
+        got = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        sent = [parts[member].nbytes for member in order]
+        dist.all_to_all_single(got, given, sizes, sent, group=self.group)
+        pieces = dict(zip(order, torch.split(got, sizes), strict=True))
+        return [pieces[member] for member in range(self.size)]
+
+    def send(self, flat: Tensor, dst: int, slot: int) -> dist.Work:
+        """Start to send; done when the receiver has asked for it and it has left."""
+        work = dist.isend(_bytes(flat), group_dst=self._place[dst], group=self.group, tag=slot)
+        assert work is not None
+        return work
+
+    def receive(self, flat: Tensor, src: int, slot: int) -> dist.Work:
+        """Start to receive into `flat`, which must be as large as what is sent: gloo aborts otherwise."""
+        work = dist.irecv(_bytes(flat), group=self.group, group_src=self._place[src], tag=slot)
+        assert work is not None
+        return work
+
+    def _empty(self, flat: Tensor) -> list[Tensor]:
+        return [torch.empty_like(flat) for _ in range(self.size)]
+
+    def _in_torch_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        placed: list[Tensor] = list(tensors)
+        for tensor, place in zip(tensors, self._place, strict=True):
+            placed[place] = _bytes(tensor)
+        return placed
+
+
+def _bytes(flat: Tensor) -> Tensor:
+    return flat.view(torch.uint8)
