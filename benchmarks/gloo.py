@@ -14,15 +14,18 @@ import json
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from netsim.topology import Topology
 
 from netsim.clock import Clock
 from netsim.collectives import Schedule, play, schedule
 from netsim.network import Network
-from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 CASES = Path(__file__).parent.parent / "tests" / "golden" / "testbed"
 COUNTED_SECONDS = 5e-3
@@ -60,7 +63,7 @@ def topology_of(case: dict[str, Any]) -> Topology:
                     "latency": f"{(there['delay_ms'] + back['delay_ms']) / 2} ms",
                 }
             )
-    hosts = dict.fromkeys(case["ranks"], {})
+    hosts = {key: {} for key in case["ranks"]}
     return Topology.from_mapping(
         {
             "name": case["case"],
@@ -82,10 +85,11 @@ def calls_of(result: dict[str, Any], num: int) -> list[tuple[Schedule, tuple[int
     if result["op"] == "reduce_scatter_list":
         return [(schedule("all_reduce", num, num_bytes=num_bytes // num, **gloo), everyone)] * num
     if op == "all_to_all_uneven":
-        rows = [[(2 * rank + 1) * (num_bytes // 4) // num**2 * 4] * num for rank in range(num)]
-        return [(schedule("all_to_all", num, parts=rows, **gloo), everyone)]
+        shares = [(2 * rank + 1) * (num_bytes // 4) // num**2 * 4 for rank in range(num)]
+        return [(schedule("all_to_all", num, parts=[shares] * num, **gloo), everyone)]
     if op in ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"):
         num_bytes = num_bytes // 4 // num * num * 4
+        num_bytes *= num if op == "all_to_all" else 1  # there `bytes` is what each rank has for all of them
     made = schedule(op, num, num_bytes=num_bytes, root=result.get("root", 0), **gloo)
     return [(made, everyone)] * result.get("concurrent", 1)
 

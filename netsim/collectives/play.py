@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from netsim.collectives.events import Execution
+from netsim.collectives.rendezvous import RendezvousExecution
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
     from netsim.collectives.schedules import Schedule
     from netsim.network import Network
 
@@ -43,4 +45,5 @@ def play(
         on_done: called with a member's position at the instant it is through, which may be before others
         arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
     """
-    return Play(Execution(network, schedule, hosts, group, on_done))
+    way = RendezvousExecution if network.protocol.rendezvous else Execution
+    return Play(way(network, schedule, hosts, group, on_done))

@@ -53,23 +53,29 @@ class RingPhase(Phase):
         self.skip_empty = skip_empty
         self._next = np.roll(ranks, -direction)
         self._sizes = np.diff(bounds)
+        # Twice around, part by part: what all positions send in a step is then a slice.
+        self._sizes_twice = np.tile(self._sizes.reshape(len(ranks), pieces).T, 2)
+        self._offsets_twice = np.tile(bounds[:-1].reshape(len(ranks), pieces).T, 2)
 
-    def piece(self, index: int) -> Ranks:
-        """Which piece each position sends in step `index`, shape (n,)."""
+    def _slice(self, twice: Bytes, index: int) -> Bytes:
+        """Of each position what step `index` concerns, shape (n,)."""
         round_number, part = divmod(index, self.pieces)
         num = len(self.ranks)
         first = (self.shift - self.direction * round_number) % num
-        chunk = np.arange(first, first + num) % num
-        return chunk * self.pieces + part
+        return twice[part, first : first + num]
+
+    def num_bytes(self, index: int) -> Bytes:
+        """The bytes of each message of step `index`."""
+        num_bytes = self._slice(self._sizes_twice, index)
+        return num_bytes[num_bytes > 0] if self.skip_empty else num_bytes
 
     def step(self, index: int) -> Step:
         """One message from every member to its neighbour."""
-        piece = self.piece(index)
-        num_bytes = self._sizes[piece]
+        offset, num_bytes = self._slice(self._offsets_twice, index), self._slice(self._sizes_twice, index)
         if not self.skip_empty or num_bytes.all():
-            return Step(self.ranks, self._next, self.bounds[piece], num_bytes)
+            return Step(self.ranks, self._next, offset, num_bytes)
         kept = num_bytes > 0
-        return Step(self.ranks[kept], self._next[kept], self.bounds[piece][kept], num_bytes[kept])
+        return Step(self.ranks[kept], self._next[kept], offset[kept], num_bytes[kept])
 
     def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
         """Bytes each member sends, from sums over the runs of chunks that it passes on."""

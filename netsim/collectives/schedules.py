@@ -61,6 +61,10 @@ class Phase(ABC):
     def step(self, index: int) -> Step:
         """The messages of step `index`, 0 <= index < num_steps, made when asked for."""
 
+    def num_bytes(self, index: int) -> Bytes:
+        """The bytes of each message of step `index`."""
+        return self.step(index).num_bytes
+
     def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
         """Bytes each of `num_ranks` members sends; with `counted`, an (n, n) mask, only those from i to j.
 
