@@ -25,7 +25,7 @@ from exogym_core.communicator.messages import Mailbox
 from exogym_core.communicator.parts import parts_of, scatter_parts
 from exogym_core.communicator.rendezvous import ProcessGroups, Rendezvous
 from exogym_core.communicator.traffic_formulas import sent_bytes
-from exogym_core.communicator.wire import REDUCIBLE_DTYPES, Wire
+from exogym_core.communicator.wire import REDUCIBLE_DTYPES, Wire, flattened, shaped_like, write_back
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class GlooCommunicator(Communicator):
             "all_reduce",
             [tensor],
             lambda: self._wire.all_reduce(flat, reduce_op),
-            lambda _: _write(tensor, flat),
+            lambda _: write_back(tensor, flat),
             async_op,
             reduce_op=reduce_op,
         )
@@ -161,7 +161,7 @@ class GlooCommunicator(Communicator):
             "broadcast",
             [tensor],
             lambda: self._wire.broadcast(flat, src),
-            lambda _: _write(tensor, flat),
+            lambda _: write_back(tensor, flat),
             async_op,
             root=src,
         )
@@ -174,7 +174,7 @@ class GlooCommunicator(Communicator):
             "reduce",
             [tensor],
             lambda: self._wire.reduce(flat, dst, reduce_op),
-            lambda _: _write(tensor, flat) if self.rank == dst else tensor,
+            lambda _: write_back(tensor, flat) if self.rank == dst else tensor,
             async_op,
             reduce_op=reduce_op,
             root=dst,
@@ -186,7 +186,7 @@ class GlooCommunicator(Communicator):
             "all_gather",
             [tensor],
             lambda: self._wire.all_gather(flat),
-            lambda got: [_shaped(part, tensor) for part in got],
+            lambda got: [shaped_like(part, tensor) for part in got],
             async_op,
         )
 
@@ -197,7 +197,7 @@ class GlooCommunicator(Communicator):
             "gather",
             [tensor],
             lambda: self._wire.gather(flat, dst),
-            lambda got: [_shaped(part, tensor) for part in got] if self.rank == dst else None,
+            lambda got: [shaped_like(part, tensor) for part in got] if self.rank == dst else None,
             async_op,
             root=dst,
         )
@@ -217,7 +217,7 @@ class GlooCommunicator(Communicator):
             "scatter",
             given,
             lambda: self._wire.scatter(flat, parts, src),
-            lambda _: _write(tensor, flat),
+            lambda _: write_back(tensor, flat),
             async_op,
             root=src,
             like=[tensor],
@@ -235,7 +235,7 @@ class GlooCommunicator(Communicator):
             parts,
             # What gloo does for a reduce-scatter too: reduce everything and keep a part.
             lambda: self._wire.all_reduce(flat, reduce_op),
-            lambda _: _shaped(flat[own].clone(), parts[self.rank]),
+            lambda _: shaped_like(flat[own].clone(), parts[self.rank]),
             async_op,
             reduce_op=reduce_op,
         )
@@ -271,13 +271,13 @@ class GlooCommunicator(Communicator):
         self._check_rank("send", "dst", dst)
         signature = self._signature("sendrecv", [tensor], side="send")
         self._count("send" if dst != self.rank else "recv", [tensor])
-        return self._mail.send(_flat(tensor, self._control.device, own=True), dst, tag, signature)
+        return self._mail.send(flattened(tensor, self._control.device, own=True), dst, tag, signature)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_rank("recv", "src", src)
         signature = self._signature("sendrecv", [tensor], side="recv")
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
-        return self._mail.receive(flat, src, tag, signature, lambda got: _write(tensor, got))
+        return self._mail.receive(flat, src, tag, signature, lambda got: write_back(tensor, got))
 
     # --- how every call goes -------------------------------------------------------------------------------
 
@@ -305,13 +305,16 @@ class GlooCommunicator(Communicator):
         return handle if async_op else handle.wait()
 
     def _run(self, signature: Signature | str, exchange: Callable[[], R]) -> R:
-        with self._state.rendezvous.told(f"rank {self._ranks[self.rank]} waits in {signature}"):
+        def checked() -> R:
             if self._state.rendezvous.check and self.world_size > 1:
                 records = self._control.all_gather(call_record(signature))
                 error = disagreement(self._ranks, records)
                 if error is not None:
                     raise error
             return exchange()
+
+        waiting = f"rank {self._ranks[self.rank]} waits in {signature}"
+        return self._state.rendezvous.tell(waiting, checked)
 
     def _signature(
         self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
@@ -343,7 +346,7 @@ class GlooCommunicator(Communicator):
         return name
 
     def _stage(self, tensor: Tensor, own: bool) -> Tensor:
-        return _flat(tensor, self._wire.device, own)
+        return flattened(tensor, self._wire.device, own)
 
     # --- groups, the clock and the end ---------------------------------------------------------------------
 
@@ -397,21 +400,3 @@ class GlooCommunicator(Communicator):
         self._state.members.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _flat(tensor: Tensor, device: torch.device, own: bool) -> Tensor:
-    """All elements in one line on `device`; with `own`, never the tensor's own memory."""
-    flat = tensor.detach().reshape(-1).to(device)
-    shared = flat.numel() > 0 and flat.device == tensor.device and flat.data_ptr() == tensor.data_ptr()
-    return flat.clone() if own and shared else flat.contiguous()
-
-
-def _write(tensor: Tensor, flat: Tensor) -> Tensor:
-    """Bring a staged result back, unless it is there."""
-    if flat.device != tensor.device or flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.reshape(tensor.shape))
-    return tensor
-
-
-def _shaped(flat: Tensor, like: Tensor) -> Tensor:
-    return flat.reshape(like.shape).to(like.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 import zlib
 from collections import defaultdict
@@ -24,15 +25,20 @@ if TYPE_CHECKING:
     from exogym_core.communicator.rendezvous import Rendezvous
     from exogym_core.communicator.wire import Wire
 
+    _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
+
 __all__ = ["Mailbox"]
 
 T = TypeVar("T")
+
+# When every rank has ended, what is not here after this time will not come.
+_LATE_SECONDS = 1.0
 
 
 class _MessageHandle(Handle[T]):
     """A message on its way: `finish` waits for it, `deliver` hands over what came."""
 
-    def __init__(self, finish: Callable[[], None], deliver: Callable[[], T]) -> None:
+    def __init__(self, finish: _Finish, deliver: Callable[[], T]) -> None:
         self._finish, self._deliver = finish, deliver
         self._watcher: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -52,18 +58,18 @@ class _MessageHandle(Handle[T]):
             self._watcher.start()
         return self.done
 
-    def settle(self) -> None:
-        """Wait for the message, without handing over what came."""
+    def settle(self, limit_seconds: float | None = None) -> None:
+        """Wait for the message, without handing over what came; with a limit, only so long."""
         if self._watcher is not None:
             self._watcher.join()
         elif not self.done:
-            self._watch()
+            self._watch(limit_seconds)
         if self._error is not None:
             raise self._error
 
-    def _watch(self) -> None:
+    def _watch(self, limit_seconds: float | None = None) -> None:
         try:
-            self._finish()
+            self._finish(limit_seconds)
         except BaseException as error:
             self._error = error
         self.done = True
@@ -115,28 +121,44 @@ class Mailbox:
         return self._post(finish, lambda: deliver(flat))
 
     def settle(self) -> None:
-        """Wait for what is still on its way, at the end of the run: nobody else will post any more.
+        """Wait for what is still on its way at the end of the run, when nobody will post any more.
 
         Raises:
             DeadlockError: a message was never matched.
         """
         for handle in self._posted:
-            handle.settle()
+            handle.settle(_LATE_SECONDS if self._rendezvous.check else None)
 
-    def _post(self, finish: Callable[[], None], deliver: Callable[[], T]) -> Handle[T]:
+    def _post(self, finish: _Finish, deliver: Callable[[], T]) -> Handle[T]:
         handle = _MessageHandle(finish, deliver)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
 
     def _finish(
-        self, signature: Signature, other: int, works: list[dist.Work], record: Tensor | None
+        self,
+        signature: Signature,
+        other: int,
+        works: list[dist.Work],
+        record: Tensor | None,
+        limit_seconds: float | None,
     ) -> None:
         me, peer = self._ranks[self._wire.member], self._ranks[other]
-        with self._rendezvous.told(f"rank {me} waits for rank {peer} in {signature}"):
+
+        def wait() -> None:
             for number, work in enumerate(works):
-                work.wait()
+                work.wait() if limit_seconds is None else work.wait(datetime.timedelta(seconds=limit_seconds))
                 if record is not None and number == 0:
                     _judge((peer, me), record, signature)
+
+        try:
+            self._rendezvous.tell(f"rank {me} waits for rank {peer} in {signature}", wait)
+            return
+        except DeadlockError:
+            if limit_seconds is None:
+                raise
+        raise DeadlockError(
+            f"every rank has ended, but rank {me} {signature} was never matched by rank {peer} (ended: {peer})"
+        )
 
 
 class _Loop:
@@ -146,23 +168,23 @@ class _Loop:
         self._sent: list[tuple[Tensor, Signature]] = []
         self._num_received = 0
 
-    def send(self, flat: Tensor, signature: Signature) -> Callable[[], None]:
+    def send(self, flat: Tensor, signature: Signature) -> _Finish:
         """What the sender's wait does."""
         number = len(self._sent)
         self._sent.append((flat, signature))
 
-        def finish() -> None:
+        def finish(_: float | None) -> None:
             if number >= self._num_received:
                 raise DeadlockError(f"deadlock: this rank waits for itself to receive in {signature}")
 
         return finish
 
-    def receive(self, flat: Tensor, signature: Signature) -> Callable[[], None]:
+    def receive(self, flat: Tensor, signature: Signature) -> _Finish:
         """What the receiver's wait does."""
         number = self._num_received
         self._num_received += 1
 
-        def finish() -> None:
+        def finish(_: float | None) -> None:
             if number >= len(self._sent):
                 raise DeadlockError(f"deadlock: this rank waits for itself to send in {signature}")
             sent, theirs = self._sent[number]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
+import re
 import socket
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,14 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["ConnectionLostError", "ProcessGroups", "Rendezvous"]
 
+T = TypeVar("T")
+
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
 _LOST = ("onnection", "socket", "Socket", "peer", "pair")  # in gloo's words for a member that is gone
 
 
@@ -88,14 +92,13 @@ class Rendezvous:
         if self.num_ranks == 1:
             return ProcessGroups(None, None)
         hook = sys.excepthook
-        with self.told(f"rank {self.rank}, start: waits for all {self.num_ranks} ranks"):
-            dist.init_process_group(
-                "gloo",
-                store=self._store(),
-                rank=self.rank,
-                world_size=self.num_ranks,
-                timeout=self._timeout,
-            )
+        start = partial(
+            dist.init_process_group, "gloo", rank=self.rank, world_size=self.num_ranks, timeout=self._timeout
+        )
+        self.tell(
+            f"rank {self.rank} waits for all {self.num_ranks} ranks to start",
+            lambda: start(store=self._store()),
+        )
         sys.excepthook = hook  # torch's would prefix every traceback with the rank, once more for each run
         return self._groups(dist.group.WORLD, list(range(self.num_ranks)))
 
@@ -108,28 +111,20 @@ class Rendezvous:
         if len(ranks) == 1:
             return ProcessGroups(None, None)
         call = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
-        with self.told(f"rank {self.rank} waits in {call}"):
-            if self.check:
-                self._compare(ranks, call)
-            control = dist.new_group(
-                sorted(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True
-            )
-            return self._groups(control, sorted(ranks))
+        return self.tell(f"rank {self.rank} waits in {call}", lambda: self._make_group(ranks, call))
 
-    @contextlib.contextmanager
-    def told(self, waiting: str) -> Iterator[None]:
-        """Torch's errors inside as ours; `waiting` says who waits for what."""
+    def tell(self, waiting: str, call: Callable[[], T]) -> T:
+        """`call()`, with torch's errors as ours; `waiting` says who waits for what."""
         try:
-            yield
-            return
+            return call()
         except NetsimError:
             raise
         except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else ""
+            reason = _SOURCE.sub("", str(error).partition("\n")[0]).partition(". This is")[0]
             late = "imed out" in reason or "timeout" in reason
             if not late and not any(word in reason for word in _LOST):
                 raise
-        # Outside of the handler: gloo's words are no context that a user could use.
+        # Outside of the handler: gloo's own traceback is no context that a user could use.
         if late:
             raise DeadlockError(
                 f"{waiting}: no answer from every rank within {self.timeout_seconds:g} s; look for a rank that "
@@ -159,6 +154,14 @@ class Rendezvous:
             master_listen_fd=_listener(address, port) if hosting else None,
         )
         return PrefixStore(f"netgym {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    def _make_group(self, ranks: Sequence[int], call: str) -> ProcessGroups:
+        if self.check:
+            self._compare(ranks, call)
+        control = dist.new_group(
+            sorted(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True
+        )
+        return self._groups(control, sorted(ranks))
 
     def _groups(self, control: dist.ProcessGroup | None, ranks: list[int]) -> ProcessGroups:
         if self.backend == "gloo":

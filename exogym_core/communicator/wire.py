@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["REDUCIBLE_DTYPES", "Wire"]
+__all__ = ["REDUCIBLE_DTYPES", "Wire", "flattened", "shaped_like", "write_back"]
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -145,3 +145,22 @@ class Wire:
 
 def _bytes(flat: Tensor) -> Tensor:
     return flat.view(torch.uint8)
+
+
+def flattened(tensor: Tensor, device: torch.device, own: bool) -> Tensor:
+    """All elements in one line on `device`; with `own`, never the tensor's own memory."""
+    flat = tensor.detach().reshape(-1).to(device)
+    shared = flat.numel() > 0 and flat.device == tensor.device and flat.data_ptr() == tensor.data_ptr()
+    return flat.clone() if own and shared else flat.contiguous()
+
+
+def write_back(tensor: Tensor, flat: Tensor) -> Tensor:
+    """Bring a staged result back, unless it is there."""
+    if flat.device != tensor.device or flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.reshape(tensor.shape))
+    return tensor
+
+
+def shaped_like(flat: Tensor, like: Tensor) -> Tensor:
+    """A tensor of `like`'s shape, where `like` is."""
+    return flat.reshape(like.shape).to(like.device)

@@ -176,7 +176,7 @@ class _Gathering:
             self._running.discard(rank)
             how = self._children.describe_exit(rank, timeout_seconds=1.0) or "closed its channel"
             hint = ", as the system does when memory runs out" if "SIGKILL" in how else ""
-            self._failures[rank] = RankError(f"rank {rank} died: its process was {how}{hint}", rank)
+            self._failures[rank] = RankError(f"rank {rank} died: {how}{hint}", rank)
             return
         if kind == "row":
             self._rows[rank].append(what[0])
@@ -198,9 +198,9 @@ class _Gathering:
             if rank in self._failures and rank != first:
                 line = str(self._failures[rank]).splitlines()[0]
                 if line != str(error).splitlines()[0]:
-                    lines.append(f"  rank {rank}: {line}")
+                    lines.append(f"  rank {rank}: {line.removeprefix(f'rank {rank} ')}")
             elif rank in self._running:
-                lines.append(f"  rank {rank}: was computing, or waiting elsewhere; ended")
+                lines.append(f"  rank {rank}: was computing, or waiting for something else")
         if lines:
             error.args = ("\n".join([str(error).rstrip(), "other ranks:", *lines]),)
         return error
