@@ -1,0 +1,62 @@
+"""Names that users give, made safe for a file's name and for a terminal."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["file_name", "unique_labels", "visible"]
+
+_MAX_LENGTH = 80
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
+# Names of devices on Windows, whatever their extension.
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+
+
+def file_name(text: str, default: str = "run") -> str:
+    """`text` as one component of a path: ASCII letters, digits and `._+=-`, never hidden, at most 80 long.
+
+    >>> file_name("SPARTA+DiLoCo"), file_name("../../etc/passwd"), file_name("..", default="run")
+    ('SPARTA+DiLoCo', 'etc-passwd', 'run')
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    name = _UNSAFE.sub("-", plain).lstrip(".-").rstrip(".-")[:_MAX_LENGTH].rstrip(".-")
+    return f"{name or default}-" if _RESERVED.fullmatch(name) else name or default
+
+
+def unique_labels(names: Sequence[tuple[str, str | None]]) -> list[str]:
+    """A label for each (name, label or None), numbered where two would share a file.
+
+    >>> unique_labels([("DiLoCo", None), ("DiLoCo", None), ("DiLoCo", "slow")])
+    ['DiLoCo', 'DiLoCo-2', 'slow']
+    """
+    taken: set[str] = set()
+    labels: list[str] = []
+    for name, label in names:
+        wanted = label or name
+        candidate, number = wanted, 1
+        # Compared as some file systems do: without case.
+        while file_name(candidate).casefold() in taken:
+            number += 1
+            candidate = f"{wanted[:_MAX_LENGTH]}-{number}"
+            if len(file_name(candidate)) >= _MAX_LENGTH:
+                candidate = f"{wanted[: _MAX_LENGTH // 2]}-{number}"
+        taken.add(file_name(candidate).casefold())
+        labels.append(candidate)
+    return labels
+
+
+def visible(text: object, max_length: int = 200) -> str:
+    """`text` on one line without control characters or marks that turn the reading direction.
+
+    >>> visible("a\\x1b[31mb\\u202ec")
+    'a\\\\x1b[31mb\\\\u202ec'
+    """
+    plain = "".join(
+        part if part.isprintable() else part.encode("unicode_escape").decode() for part in str(text)
+    )
+    return plain if len(plain) <= max_length else f"{plain[: max_length - 3]}..."

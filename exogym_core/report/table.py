@@ -1,0 +1,97 @@
+"""The comparison as a table, the same cells on a terminal and on the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.names import visible
+from netsim.units import format_bytes
+
+if TYPE_CHECKING:
+    from exogym_core.report.results import Results, StrategyResult
+
+__all__ = ["ratio", "rich_table", "table_cells", "table_headings"]
+
+_UNKNOWN = "-"
+
+
+def table_headings(results: Results) -> list[str]:
+    """The columns' headings."""
+    target = results.target_loss
+    return [
+        "strategy",
+        "final loss",
+        "accuracy",
+        "virtual time",
+        f"to loss {target:g}" if target is not None else "to target",
+        "compute utilisation",
+        "bytes sent per worker",
+        "bytes over WAN",
+        "bytes saved",
+        "time saved",
+    ]
+
+
+def table_cells(results: Results) -> list[list[str]]:
+    """A row of cells for each strategy; savings are how many times less than the baseline."""
+    return [_cells(results, result) for result in results.strategies]
+
+
+def rich_table(results: Results, *, winner: str | None = None) -> Table:
+    """The table for a terminal; the winner's row is bold."""
+    table = Table(title=None, header_style="bold", pad_edge=False)
+    for position, heading in enumerate(table_headings(results)):
+        table.add_column(heading, justify="left" if position == 0 else "right", overflow="fold")
+    for result, cells in zip(results.strategies, table_cells(results), strict=True):
+        # As `Text`, since markup in a name would be obeyed.
+        table.add_row(*map(Text, cells), style="bold green" if result.name == winner else "")
+    return table
+
+
+def ratio(baseline: float | None, value: float | None) -> str:
+    """How many times less `value` is than `baseline`.
+
+    >>> ratio(100.0, 8.0), ratio(100.0, 120.0), ratio(None, 1.0)
+    ('12.5x', '0.83x', '-')
+    """
+    if baseline is None or value is None:
+        return _UNKNOWN
+    if value == 0:
+        return "1x" if baseline == 0 else "all"
+    quotient = baseline / value
+    if quotient >= 100:
+        return f"{quotient:,.0f}x"
+    return f"{quotient:.3g}x"
+
+
+def _seconds_text(results: Results, seconds: float) -> str:
+    """Seconds in one unit for the whole table, so that rows compare at a glance."""
+    longest = max(result.virtual_seconds or 0.0 for result in results.strategies)
+    size, unit = (3600.0, "h") if longest >= 20_000 else (1.0, "s")
+    value = seconds / size
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+
+
+def _cells(results: Results, result: StrategyResult) -> list[str]:
+    baseline = results.baseline
+    comparable = baseline is not None and baseline is not result and not result.incomplete
+    name = visible(result.name, 40)
+    reached = result.virtual_seconds_to_target
+    never = "never" if results.target_loss is not None and result.virtual_seconds is not None else _UNKNOWN
+    return [
+        f"{name} (incomplete)" if result.incomplete else name,
+        _UNKNOWN if result.final_loss is None else f"{result.final_loss:.4f}",
+        _UNKNOWN if result.accuracy is None else f"{result.accuracy:.1%}",
+        _UNKNOWN if result.virtual_seconds is None else _seconds_text(results, result.virtual_seconds),
+        never if reached is None else _seconds_text(results, reached),
+        _UNKNOWN if result.compute_utilisation is None else f"{result.compute_utilisation:.1%}",
+        _UNKNOWN if result.bytes_sent_per_worker is None else format_bytes(result.bytes_sent_per_worker),
+        _UNKNOWN if result.wan_bytes is None else format_bytes(result.wan_bytes),
+        ratio(baseline.bytes_sent_per_worker, result.bytes_sent_per_worker)
+        if comparable and baseline
+        else _UNKNOWN,
+        ratio(baseline.virtual_seconds, result.virtual_seconds) if comparable and baseline else _UNKNOWN,
+    ]
