@@ -1,0 +1,271 @@
+"""`netgym`: run, compare, report, list, validate."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from exogym_core.names import visible
+from netsim.errors import InputError, NetsimError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from exogym_core.experiment import Experiment
+    from exogym_core.record import RunFolder
+
+__all__ = ["main"]
+
+# torch, matplotlib and what imports them are imported inside commands: `netgym --help` answers at once.
+
+_PLAIN_WIDTH = 150  # of tables that go to a file or a pipe
+
+
+@dataclass
+class _Options:
+    """What concerns every command."""
+
+    debug: bool = False
+
+
+def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.ensure_object(_Options).debug = True
+
+
+_debug = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show Python's traceback with an error.",
+)
+
+
+def _run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What `run` and `compare` have in common."""
+    for option in reversed(
+        [
+            click.argument("experiment", type=click.Path(path_type=Path)),
+            click.option("--topology", metavar="NAME", help="Another network: a shipped name or a file."),
+            click.option("--protocol", metavar="NAME", help="Another protocol."),
+            click.option(
+                "--set",
+                "overrides",
+                metavar="KEY=VALUE",
+                multiple=True,
+                help="Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
+            ),
+            click.option("--out", metavar="DIR", help="The run's folder, new or empty [runs/<name>-<n>]."),
+            _debug,
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(metadata.version("netgym"), prog_name="netgym", message="%(prog)s %(version)s")
+@_debug
+def cli() -> None:
+    """Train virtual workers for real over a simulated network; see loss and wall clock together."""
+
+
+@cli.command()
+@_run_options
+@click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
+def run(
+    experiment: Path,
+    topology: str | None,
+    protocol: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    strategy: str | None,
+) -> None:
+    """Train with one strategy of EXPERIMENT."""
+    loaded = _load(experiment, topology, protocol, overrides)
+    if strategy is not None:
+        loaded = loaded.only(strategy)
+    elif len(loaded.strategies) > 1:
+        names = ", ".join(visible(entry.label, 40) for entry in loaded.strategies)
+        raise InputError(
+            f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
+            "or use: netgym compare"
+        )
+    _train(loaded, out)
+
+
+@cli.command()
+@_run_options
+def compare(
+    experiment: Path,
+    topology: str | None,
+    protocol: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+) -> None:
+    """Train with every strategy of EXPERIMENT and tell which wins, and why."""
+    _train(_load(experiment, topology, protocol, overrides), out)
+
+
+@cli.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@_debug
+def report(run_folder: Path) -> None:
+    """Build the plots and the page of RUN again, from its metrics."""
+    from exogym_core.record import RunFolder
+
+    _report(RunFolder.open(run_folder))
+
+
+@cli.command("list")
+@click.argument("what", required=False)
+@_debug
+def list_names(what: str | None) -> None:
+    """Show what can be named: strategies, tasks, models, topologies, devices, protocols."""
+    from exogym_core.catalogue import SECTIONS
+
+    if what is not None and what not in SECTIONS:
+        raise unknown_name("list", what, SECTIONS)
+    console = _stdout()
+    for section in [what] if what is not None else SECTIONS:
+        console.print(Text(section, style="bold"))
+        for name, description in SECTIONS[section]():
+            console.print(Text(f"  {name:<22} {visible(description)}".rstrip()), soft_wrap=True)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@_debug
+def validate(file: Path) -> None:
+    """Check an experiment or a topology FILE."""
+    from netsim.documents import load_document
+
+    document = load_document(file)
+    keys = document.data.keys() if isinstance(document.data, dict) else set()
+    if keys & {"hosts", "links", "regions", "routers", "wan"}:
+        from netsim.topology import Topology
+
+        network = Topology.load(file)
+        told = f"topology of {len(network.hosts)} hosts and {len(network.links)} links"
+    else:
+        from exogym_core.experiment import Experiment
+
+        experiment = Experiment.load(file)
+        experiment.build_model(experiment.build_task())
+        count = len(experiment.strategies)
+        told = f"experiment of {experiment.settings.workers.count} workers and {count} strategies"
+    click.echo(f"{visible(file)}: valid: {told}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script: errors are one line on stderr; exit code 2 for input, 1 for the rest."""
+    sys.exit(_main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    options = _Options()
+    try:
+        code = cli.main(arguments, prog_name="netgym", standalone_mode=False, obj=options)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        if isinstance(error, NetsimError):
+            return _fail(str(error), 2 if isinstance(error, InputError) else 1)
+        told = visible(f"{type(error).__name__}: {error}", 500)
+        return _fail(f"{told} (--debug shows where)", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    lines = [visible(line, 2000) for line in message.splitlines()] or ["failed"]
+    click.echo("\n".join([f"error: {lines[0]}", *lines[1:]]), err=True)
+    return code
+
+
+def _stdout() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _load(path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str]) -> Experiment:
+    from exogym_core.experiment import Experiment
+
+    given = {"topology": topology, "protocol": protocol}
+    return Experiment.load(path, list(overrides), {k: v for k, v in given.items() if v is not None})
+
+
+def _train(experiment: Experiment, out: str | None) -> None:
+    from exogym_core.record import RunFolder
+    from exogym_core.signals import Interruption
+
+    with Interruption() as interruption:
+        folder = RunFolder.create(out, str(experiment.settings.name))
+        try:
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+            folder.write_environment()
+            _compare(experiment, folder)
+            _report(folder)
+        except KeyboardInterrupt:
+            folder.log("interrupted: incomplete")
+            path = visible(folder.path)
+            click.echo(
+                f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}",
+                err=True,
+            )
+            sys.exit(interruption.exit_code)
+        except InputError:
+            # Found before any training: such as data that are not where the task was told to look.
+            if not folder.read_summary():
+                folder.discard()
+            raise
+
+
+def _compare(experiment: Experiment, folder: RunFolder) -> None:
+    from exogym_core.comparison import compare
+    from exogym_core.progress import progress_for
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = f"warning: {visible(message, 500)}"
+        console.print(Text(line), soft_wrap=True)
+        folder.log(line)
+
+    console = Console(stderr=True)
+    with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        compare(experiment, folder, progress)
+
+
+def _report(folder: RunFolder) -> None:
+    """Write the page, and print table, sentence, digest and, as the last line, the folder."""
+    from exogym_core.report import Results, rich_table, verdict, write_report
+
+    write_report(folder)
+    results = Results.load(folder)
+    decision = verdict(results)
+    console = _stdout()
+    console.print(rich_table(results, winner=decision.winner))
+    console.print()
+    console.print(Text(decision.text))
+    console.print()
+    console.print(Text(f"digest {folder.digest()}"))
+    click.echo(str(folder.path))

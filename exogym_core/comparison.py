@@ -1,0 +1,169 @@
+"""Runs an experiment's strategies one after the other, on equal terms, and records each as it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any, Protocol
+
+from exogym_core.compute import Compute
+from exogym_core.history import FitResult
+from exogym_core.loggers import open_loggers
+from exogym_core.trainer import Trainer
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from exogym_core.experiment import Experiment, StrategySettings
+    from exogym_core.record import RunFolder
+    from exogym_core.tasks import Task
+
+__all__ = ["Audience", "compare", "summary_entry"]
+
+_SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
+
+
+class Audience(Protocol):
+    """Who is told what happens, in host time."""
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
+        """A strategy starts; `position` counts from 1."""
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics, with its `kind`."""
+
+    def end(self, result: FitResult) -> None:
+        """The strategy is through, or was stopped."""
+
+
+def compare(experiment: Experiment, folder: RunFolder, audience: Audience) -> list[dict[str, Any]]:
+    """Train with each strategy from the same initial parameters, on the same data in the same order.
+
+    Whatever ends the run early, what was done is saved, marked incomplete, and the exception goes on.
+
+    Returns:
+        The summary: one object a strategy.
+
+    Raises:
+        InputError: the task, the model or an option is wrong.
+    """
+    entries: list[dict[str, Any]] = []
+    folder.write_summary(entries)
+    task = experiment.build_task()
+    for position, entry in enumerate(experiment.strategies, start=1):
+        trainer = Trainer(experiment.build_model(task), task.train, task.validation)
+        audience.begin(str(entry.label), position, len(experiment.strategies), experiment.settings.steps)
+        try:
+            model = _fit(trainer, experiment, task, entry, folder, audience)
+        except BaseException as error:
+            stopped = trainer.result or FitResult()
+            if stopped.history or not isinstance(error, InputError):
+                audience.end(stopped)
+                _save(folder, experiment, entry, stopped, None, entries)
+            raise
+        result = trainer.result or FitResult()
+        audience.end(result)
+        _save(folder, experiment, entry, result, model.state_dict(), entries)
+        if experiment.compute.kind == "measured" and result.compute is not None:
+            # Measured once; all others, and whoever runs the stored experiment, take the same seconds.
+            experiment = experiment.with_compute(Compute.parse(result.compute))
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+    return entries
+
+
+def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitResult) -> dict[str, Any]:
+    """One strategy's object in the summary; see DESIGN's 'Columns' for the meanings."""
+    loss = result.final_loss
+    summary: dict[str, Any] = {
+        "name": entry.label,
+        "final_loss": loss,
+        "accuracy": result.accuracy,
+        "virtual_seconds": result.virtual_seconds,
+        "virtual_seconds_to_target": result.virtual_seconds_to_target,
+        "compute_utilisation": result.compute_utilisation,
+        "bytes_sent_per_worker": _whole(result.bytes_sent / experiment.settings.workers.count),
+        "wan_bytes": result.wan_bytes,
+        "strategy": entry.name,
+        "steps": len(result.history),
+        "bytes_sent": result.bytes_sent,
+        "payload_bytes": result.payload_bytes,
+        "target_loss": experiment.settings.target_loss,
+    }
+    if result.first_non_finite_step is not None or (loss is not None and not math.isfinite(loss)):
+        summary["first_non_finite_step"] = result.first_non_finite_step
+    if not result.complete:
+        summary["incomplete"] = True
+    return summary
+
+
+def _fit(
+    trainer: Trainer,
+    experiment: Experiment,
+    task: Task,
+    entry: StrategySettings,
+    folder: RunFolder,
+    audience: Audience,
+) -> Any:
+    settings = experiment.settings
+    device: dict[str, Any] = {}
+    if isinstance(settings.device, list):
+        device["devices"] = settings.device
+    elif settings.device != "auto":
+        device["device"] = settings.device
+    workers = settings.workers.model_dump(exclude={"count"})
+    with open_loggers(settings.loggers, folder, str(entry.label), experiment) as loggers:
+
+        def tell(row: Mapping[str, Any]) -> None:
+            audience.event(row)
+            for logger in loggers:
+                logger.write(row)
+
+        try:
+            return trainer.fit(
+                strategy=experiment.build_strategy(entry),
+                num_nodes=settings.workers.count,
+                max_steps=settings.steps,
+                num_epochs=None,
+                batch_size=settings.batch_size,
+                minibatch_size=settings.minibatch_size,
+                shuffle=settings.shuffle,
+                autocast=settings.autocast,
+                val_size=_num_samples(settings.evaluate.samples, task.validation),
+                val_interval=settings.evaluate.every,
+                seed=settings.seed,
+                topology=experiment.topology,
+                placement=settings.placement,
+                protocol=settings.protocol,
+                compute=experiment.compute if experiment.topology is not None else None,
+                workers=workers,
+                target_loss=settings.target_loss,
+                accuracy=task.accuracy,
+                on_event=tell,
+                **device,
+            )
+        except InputError as error:
+            raise type(error)(f"{experiment.document.where}: {error}") from error
+
+
+def _save(
+    folder: RunFolder,
+    experiment: Experiment,
+    entry: StrategySettings,
+    result: FitResult,
+    state: Mapping[str, Any] | None,
+    entries: list[dict[str, Any]],
+) -> None:
+    folder.write_strategy(str(entry.label), result.history, result.validation, state)
+    entries.append(summary_entry(experiment, entry, result))
+    folder.write_summary(entries)
+
+
+def _num_samples(wanted: int | None, validation: Any) -> int:
+    if wanted is not None:
+        return wanted
+    return len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if value == int(value) else value
