@@ -6,7 +6,7 @@ import copy
 import hashlib
 import inspect
 import os
-import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -245,9 +245,23 @@ def _length(dataset: Any) -> int:
 
 def _fingerprint(dataset: Any, num_samples: int) -> str:
     """A digest of a dataset's first samples, drawn without touching the random streams."""
+    digest = hashlib.sha256()
     with kept_rng(torch.device("cpu")):
-        samples = [dataset[index] for index in range(min(num_samples, len(dataset)))]
-    return hashlib.sha256(pickle.dumps(samples)).hexdigest()
+        for index in range(min(num_samples, len(dataset))):
+            _feed(digest, dataset[index])
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, Mapping):
+        _feed(digest, list(value.items()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _feed(digest, part)
+    else:
+        digest.update(repr(value).encode())
 
 
 def _measured(model: nn.Module, batch: Any, intra_op_threads: int) -> float:

@@ -191,9 +191,11 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
         placement=request.placement,
         protocol=request.protocol,
         seed=request.seed,
+        on_row=recorder.add if request.transport == "netsim" else None,
     )
-    for row in run.rows:
-        recorder.add(row)
+    if request.transport != "netsim":
+        for row in run.rows:
+            recorder.add(row)
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
     result.virtual_seconds = run.virtual_seconds
     if run.rank_virtual_seconds is not None:

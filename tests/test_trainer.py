@@ -1,0 +1,516 @@
+"""fit: what it accepts, what it returns, and that ranks together do what one process would."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from exogym_core import FitResult, LocalTrainer, Trainer
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
+from exogym_core.tasks import MLP, build_model, build_task
+from netsim.errors import InputError, RankError, UnknownNameError
+
+
+def tiny_data(count=40, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 6, generator=generator)
+    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+
+
+def tiny_model(seed=0):
+    return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=seed)
+
+
+def sgd(lr=0.1):
+    return AllReduceStrategy(optim_spec=OptimSpec(torch.optim.SGD, lr=lr))
+
+
+def fit(model=None, data=None, validation=None, **arguments):
+    arguments = {
+        "strategy": sgd(),
+        "num_nodes": 2,
+        "device": "cpu",
+        "batch_size": 4,
+        "max_steps": 3,
+    } | arguments
+    trainer = Trainer(model or tiny_model(), data or tiny_data(), validation)
+    with_threads = {"workers": "threads"} | arguments
+    return trainer.fit(**with_threads)
+
+
+def states_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_first_users_snippet_runs_unchanged():
+    model, train_dataset, val_dataset = tiny_model(), tiny_data(), tiny_data(seed=1)
+
+    trainer = LocalTrainer(model, train_dataset, val_dataset)
+    strategy = DiLoCoStrategy(inner_optim="adam", H=100)
+    trained = trainer.fit(strategy=strategy, num_nodes=4, device="cpu")
+
+    assert isinstance(trained, MLP)
+    assert trained is not model
+    assert trainer.result is trained.fit_result
+    assert isinstance(trainer.result, FitResult)
+    assert len(trainer.result.history) == 1  # one epoch of 40 samples by 4 x 16
+    assert trainer.result.virtual_seconds is None
+    assert trainer.result.complete
+
+
+def test_positions_are_those_of_exo_gym():
+    trained = Trainer(tiny_model(), tiny_data()).fit(2, sgd(), 2, None, "cpu", None, 10, 5, False)
+    assert trained.fit_result.history[-1] == pytest.approx(
+        {**trained.fit_result.history[-1], "step": 4, "examples_trained": 80}
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [({}, 5), ({"num_epochs": 2}, 10), ({"max_steps": 7}, 7), ({"num_epochs": 3, "max_steps": 8.0}, 8)],
+)
+def test_epochs_and_steps_whichever_end_sooner(limits, steps):
+    result = fit(**{"max_steps": None, **limits}).fit_result
+    assert [row["step"] for row in result.history] == list(range(1, steps + 1))
+    assert result.max_steps == steps
+
+
+def train_alone(model, data, order, lr):
+    """The same training in one process: plain SGD over batches of these indices."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for indices in order:
+        optimizer.zero_grad()
+        loss = model(data[indices])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+@settings(max_examples=15)
+@given(
+    world=st.integers(1, 4),
+    batch=st.integers(1, 4),
+    count=st.integers(8, 30),
+    mini=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_gradient_averaging_equals_one_process_with_the_whole_batch(world, batch, count, mini, seed):
+    data, model = tiny_data(count), tiny_model()
+    trained = fit(
+        model,
+        data,
+        num_nodes=world,
+        batch_size=batch,
+        minibatch_size=1 if mini else None,
+        max_steps=None,
+        num_epochs=1,
+        shuffle=False,
+        seed=seed,
+    )
+    stride = world * batch
+    order = [range(start, min(start + stride, count)) for start in range(0, count, stride)]
+    order = [list(indices) for indices in order if len(indices) >= world]
+    alone, losses = train_alone(model, data, order, lr=0.1)
+    for one, other in zip(trained.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert [row["train_loss"] for row in trained.fit_result.history] == pytest.approx(losses, rel=1e-4)
+
+
+def test_threads_and_processes_give_the_same_bits():
+    runs = [
+        fit(
+            validation=tiny_data(seed=1),
+            strategy=FedAvgStrategy(H=2),
+            num_nodes=3,
+            max_steps=6,
+            val_interval=2,
+            workers=workers,
+        )
+        for workers in ("threads", {"kind": "processes", "processes": 2})
+    ]
+    assert runs[0].fit_result.history == runs[1].fit_result.history
+    assert runs[0].fit_result.validation == runs[1].fit_result.validation
+    assert states_equal(runs[0].state_dict(), runs[1].state_dict())
+
+
+class Counting(nn.Module):
+    """Floating, whole-number and truth-value buffers; the weight drifts with the rank's own stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("flag", torch.tensor(False))
+        self.register_buffer("running", torch.zeros(2))
+
+    def forward(self, batch):
+        if self.training:
+            self.seen += 1
+            self.flag |= True
+            self.running += torch.rand(2)
+        return ((self.weight - torch.randn(2)) ** 2).mean()
+
+
+def test_the_returned_model_is_the_mean_with_whole_numbers_of_rank_0():
+    trained = fit(Counting(), strategy=FedAvgStrategy(H=100, inner_optim="sgd"), num_nodes=3)
+    states = trained.fit_result.rank_states
+    assert len(states) == 3
+    for name in ("weight", "running"):
+        values = [state[name] for state in states]
+        assert not torch.equal(values[0], values[1])  # a random stream of its own per rank
+        torch.testing.assert_close(trained.state_dict()[name], torch.stack(values).mean(dim=0))
+    assert int(trained.seen) == 3
+    assert bool(trained.flag)
+
+
+def test_fit_changes_neither_its_model_nor_the_callers_random_state(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    expected = torch.rand(1), np.random.rand(), random.random()
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    fit(model, validation=tiny_data(seed=1))
+    assert (torch.rand(1), np.random.rand(), random.random()) == expected
+    assert states_equal(model.state_dict(), before)
+    assert not list(tmp_path.iterdir())
+
+
+class Noisy(nn.Module):
+    """Dropout and batch norm: shows whether evaluation leaves modes and random streams alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 3)
+        self.frozen = nn.Dropout(0.5).eval()
+
+    def forward(self, batch):
+        inputs, labels = batch
+        hidden = nn.functional.dropout(self.norm(inputs), 0.3, self.training)
+        return nn.functional.cross_entropy(self.head(self.frozen(hidden)), labels)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3])
+def test_looking_changes_nothing(num_nodes):
+    torch.manual_seed(0)
+    model = Noisy()
+    runs = [
+        fit(model, tiny_data(60), tiny_data(seed=1), num_nodes=num_nodes, max_steps=5, **looking)
+        for looking in (
+            {"val_size": 0},
+            {"val_interval": 1, "val_size": 7, "correlation_interval": 1},
+            {"val_interval": 3, "accuracy": lambda model, batch: float(torch.rand(()))},
+        )
+    ]
+    for run in runs[1:]:
+        assert run.fit_result.history == runs[0].fit_result.history
+        assert states_equal(run.state_dict(), runs[0].state_dict())
+    assert runs[0].fit_result.validation == []
+    assert not runs[0].frozen.training
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3])
+def test_evaluation_is_at_the_start_each_interval_and_the_end(num_nodes):
+    validation = tiny_data(23, seed=1)
+    trained = fit(
+        validation=validation,
+        num_nodes=num_nodes,
+        max_steps=5,
+        val_interval=2,
+        val_size=1000,
+        target_loss=1e9,
+    )
+    result = trained.fit_result
+    assert [row["step"] for row in result.validation] == [0, 2, 4, 5]
+    with torch.no_grad():
+        expected = float(trained(validation[:]))
+        of_rank_0 = copy.deepcopy(trained)
+        of_rank_0.load_state_dict(result.rank_states[0])
+        local = float(of_rank_0(validation[:]))
+    assert result.final_loss == pytest.approx(expected)
+    assert result.validation[-1]["global_loss"] == result.final_loss
+    assert result.validation[-1]["local_loss"] == pytest.approx(local)
+    assert result.validation[-1]["global_perplexity"] == pytest.approx(np.exp(expected))
+    assert result.validation[0]["local_loss"] == pytest.approx(result.validation[0]["global_loss"])
+
+
+@pytest.mark.parametrize("val_size", [1, 3, 22, 23, 24])
+def test_evaluation_takes_any_number_of_fixed_samples(val_size):
+    seen = []
+
+    def accuracy(model, batch):
+        seen.append(batch[0])
+        return 1.0
+
+    fit(validation=tiny_data(23, seed=1), num_nodes=1, val_size=val_size, val_interval=1, accuracy=accuracy)
+    per_round = len(seen) // 4
+    rounds = [torch.cat(seen[start : start + per_round]) for start in range(0, len(seen), per_round)]
+    assert all(torch.equal(rounds[0], other) for other in rounds)
+    assert len(rounds[0]) == min(val_size, 23)
+
+
+def test_accuracy_is_the_mean_models():
+    task = build_task("digits")
+    trained = fit(
+        build_model(task=task, hidden=[16], seed=0),
+        task.train,
+        task.validation,
+        strategy=AllReduceStrategy(lr=1e-2),
+        batch_size=32,
+        max_steps=40,
+        val_size=359,
+        val_interval=40,
+        accuracy=task.accuracy,
+    )
+    assert trained.fit_result.accuracy == pytest.approx(task.accuracy(trained, task.validation[:]))
+    assert trained.fit_result.accuracy > 0.8
+    assert trained.fit_result.final_loss < trained.fit_result.validation[0]["global_loss"] / 2
+
+
+def test_replicas_that_agree_correlate_and_those_that_drift_less():
+    synchronous = fit(correlation_interval=1).fit_result.correlation
+    assert [row["step"] for row in synchronous] == [1, 2, 3]
+    assert synchronous[-1]["correlation"] == pytest.approx(1.0)
+    drifting = fit(strategy=FedAvgStrategy(H=100, lr=0.1), correlation_interval=3).fit_result.correlation
+    assert drifting[0]["correlation"] < 0.999
+
+
+def test_events_are_the_rows():
+    events = []
+    result = fit(
+        validation=tiny_data(seed=1), val_interval=2, correlation_interval=3, on_event=events.append
+    ).fit_result
+    assert [event for event in events if event["kind"] == "step"] == [
+        {"kind": "step", **row} for row in result.history
+    ]
+    assert [event["step"] for event in events if event["kind"] == "validation"] == [0, 2, 3]
+    assert [event["step"] for event in events if event["kind"] == "correlation"] == [3]
+
+
+# --- data of one's own -----------------------------------------------------------------------------------------
+
+
+def test_a_factory_is_called_by_keyword_for_every_rank():
+    calls = []
+
+    def factory(rank, num_nodes, train_dataset):
+        calls.append((rank, num_nodes, train_dataset))
+        return tiny_data(10 + rank, seed=rank)
+
+    result = (
+        Trainer(tiny_model(), factory, factory)
+        .fit(strategy=sgd(), num_nodes=3, device="cpu", batch_size=4, workers="threads")
+        .fit_result
+    )
+    assert sorted(set(calls)) == [(0, 3, False), (0, 3, True), (1, 3, True), (2, 3, True)]
+    assert [row["examples_trained"] for row in result.history] == [12, 24, 24 + 2 + 3 + 4]
+
+
+def test_equal_first_batches_are_warned_of():
+    with pytest.warns(UserWarning, match="begin with the same batch on every rank"):
+        fit(data=lambda rank, num_nodes, train_dataset: tiny_data())
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda rank, world: tiny_data(), "factory cannot be called"),
+        (lambda rank, num_nodes, train_dataset: 3, "factory returned int for rank 0"),
+    ],
+)
+def test_a_factory_that_does_not_fit_is_told(factory, message):
+    with pytest.raises(InputError, match=message):
+        fit(data=factory)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(tiny_data(20))
+
+
+def test_an_iterable_trains_and_ends_after_its_epochs():
+    indexed = fit(data=tiny_data(20), max_steps=5, shuffle=False)
+    streamed = fit(data=Stream(), max_steps=5)
+    assert streamed.fit_result.history == indexed.fit_result.history
+    assert len(fit(data=Stream(), num_epochs=1, max_steps=50).fit_result.history) == 3
+    own = fit(data=lambda rank, num_nodes, train_dataset: Stream(), num_epochs=1, max_steps=50)
+    assert len(own.fit_result.history) == 5
+    with pytest.raises(InputError, match="an iterable training set has no known length; pass max_steps"):
+        fit(data=Stream(), max_steps=None)
+
+
+def test_batches_may_be_anything():
+    class OfMapping(MLP):
+        def forward(self, batch):
+            return super().forward((batch["x"], batch["y"]["label"]))
+
+    data = tiny_data()
+    samples = [{"x": inputs, "y": {"label": label}} for inputs, label in data]
+    assert fit(OfMapping(6, [5], 3), samples).fit_result.complete
+
+
+def test_collate_and_drop_last_of_the_loader():
+    seen = []
+
+    def collate(samples):
+        seen.append(len(samples))
+        return torch.utils.data.default_collate(samples)
+
+    result = fit(
+        data=tiny_data(21), max_steps=None, dataloader_kwargs={"collate_fn": collate, "drop_last": True}
+    ).fit_result
+    assert len(result.history) == 2
+    assert set(seen) == {4}
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategy": None}, "fit: strategy is missing; pass one such as"),
+        (
+            {"strategy": DiLoCoStrategy},
+            "fit: strategy is the class DiLoCoStrategy; pass one: DiLoCoStrategy()",
+        ),
+        ({"strategy": "diloco"}, "fit: strategy is a str"),
+        ({"num_nodes": None}, "fit: num_nodes is missing"),
+        ({"num_nodes": 0}, "fit: num_nodes is 0; give a whole number from 1 up"),
+        ({"num_nodes": 2.5}, "fit: num_nodes is 2.5"),
+        ({"batch_size": True}, "fit: batch_size is True"),
+        (
+            {"batch_size": 100, "minibatch_size": 12},
+            "fit: minibatch_size 12 does not divide batch_size 100; use 10",
+        ),
+        ({"minibatch_size": 8}, "fit: minibatch_size 8 does not divide batch_size 4; use 4"),
+        ({"max_steps": float("nan")}, "fit: max_steps is nan"),
+        ({"max_steps": -1}, "fit: max_steps is -1"),
+        ({"val_interval": 0}, "fit: val_interval is 0"),
+        ({"val_size": -3}, "fit: val_size is -3"),
+        ({"target_loss": "low"}, "fit: target_loss is 'low'"),
+        ({"device": "gpu"}, "fit: device 'gpu' is no device"),
+        ({"transport": "nccl"}, "unknown transport 'nccl'"),
+        (
+            {"transport": "gloo", "protocol": "ideal"},
+            "fit: transport 'gloo' uses real sockets and no protocol",
+        ),
+        ({"placement": ["h0"]}, "fit: placement needs a topology"),
+        ({"workers": "thread"}, "unknown kind of workers 'thread': did you mean 'threads'?"),
+        ({"compute": {"fixd": 1}}, "unknown key of compute 'fixd': did you mean 'fixed'?"),
+        ({"dataloader_kwargs": {"batch_size": 3}}, "fit: dataloader_kwargs has 'batch_size'"),
+        ({"checkpoint_interval": 5}, "fit: checkpoint_interval is not supported yet"),
+        ({"num_nodes": 41}, "fit: the training set has 40 samples, but 41 ranks need 41 for a step"),
+        ({"num_node": 3}, "unknown argument of fit 'num_node': did you mean 'num_nodes'?"),
+        ({"protcol": 3}, "unknown argument of fit 'protcol': did you mean 'protocol'?"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, message):
+    with pytest.raises(InputError) as caught:
+        fit(**arguments)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_arguments_are_type_errors_too():
+    with pytest.raises(TypeError):
+        fit(p=0.05)
+    with pytest.raises(UnknownNameError):
+        DiLoCoStrategy(p=0.05)
+
+
+def test_device_of_trainer_and_fit_must_agree():
+    trainer = Trainer(tiny_model(), tiny_data(), device="cpu")
+    with pytest.raises(InputError, match="fit: device is 'cuda', but Trainer was given 'cpu'"):
+        trainer.fit(strategy=sgd(), num_nodes=1, device="cuda")
+    assert trainer.fit(strategy=sgd(), num_nodes=1, max_steps=1, device="cpu").fit_result.complete
+    assert trainer.fit(strategy=sgd(), num_nodes=1, max_steps=1).fit_result.complete
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_devices_without_cuda_are_told_of():
+    with pytest.raises(InputError, match="there is no CUDA device here"):
+        fit(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [(lambda value: value.expand(3), r"a tensor of shape \[3\]"), (lambda value: 0.5, "float")],
+)
+def test_a_model_must_return_a_scalar(output, what):
+    class Wrong(MLP):
+        def forward(self, batch):
+            return output(super().forward(batch))
+
+    with pytest.raises((InputError, RankError), match=f"the model returned {what}; it must return"):
+        fit(Wrong(6, [5], 3))
+
+
+def test_compute_without_a_topology_is_warned_of():
+    with pytest.warns(UserWarning, match="compute has no effect without a topology"):
+        assert fit(compute="1 s").fit_result.compute is None
+
+
+def test_a_loss_that_is_not_finite_is_recorded_and_warned_of():
+    class Exploding(MLP):
+        calls = 0
+
+        def forward(self, batch):
+            loss = super().forward(batch)
+            Exploding.calls += 1
+            return loss * float("nan") if Exploding.calls == 4 else loss
+
+    with pytest.warns(UserWarning, match="the loss was not finite at step 2 and training went on"):
+        result = fit(Exploding(6, [5], 3), max_steps=4).fit_result
+    assert result.first_non_finite_step == 2
+    assert len(result.history) == 4
+
+
+def test_a_failing_rank_is_named():
+    class Failing(MLP):
+        def forward(self, batch):
+            raise KeyError("lost")
+
+    trainer = Trainer(Failing(6, [5], 3), tiny_data())
+    with pytest.raises(RankError, match=r"rank \d failed at test_trainer.py:\d+: KeyError"):
+        trainer.fit(strategy=sgd(), num_nodes=2, device="cpu", workers="threads")
+    assert not trainer.result.complete
+
+
+class OwnStrategy(Strategy):
+    """As EXO Gym's users write them: step overridden, the parent's called last."""
+
+    def step(self):
+        for parameter in self.model.parameters():
+            self.comm.all_reduce(parameter.grad, "avg")
+        self.optim.step()
+        super().step()
+
+
+def test_a_strategy_of_ones_own_trains():
+    own = fit(strategy=OwnStrategy(optim_spec=OptimSpec(torch.optim.SGD, lr=0.1)))
+    assert [row["train_loss"] for row in own.fit_result.history] == pytest.approx(
+        [row["train_loss"] for row in fit().fit_result.history]
+    )
+
+
+def test_autocast_computes_in_half_precision():
+    class Watching(MLP):
+        def logits(self, inputs):
+            output = super().logits(inputs)
+            assert output.dtype == torch.bfloat16
+            return output
+
+    assert fit(Watching(6, [5], 3), validation=tiny_data(seed=1), autocast=True).fit_result.complete
