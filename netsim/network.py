@@ -186,10 +186,13 @@ class Network:
         key = (path.index, connection)
         channel = self._channels.get(key)
         if channel is None:
-            windowed = protocol.has_windows and path.links
-            window = Window(protocol, path.round_trip_seconds) if windowed else None
+            window = self._window(path) if protocol.has_windows and path.links else None
             channel = self._channels[key] = _Channel(key, path, window)
         return channel
+
+    def _window(self, path: Path) -> Window:
+        narrowest = float(self._capacity[list(path.links)].min())
+        return Window(self.protocol, path.round_trip_seconds, path.loss, narrowest)
 
     def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
         transfers = self._transfers
@@ -280,10 +283,9 @@ class Network:
         if window is None:
             return False
         transfers = self._transfers
-        before = float(transfers.remaining[slot])
         left, through = transfers.drain(slot, now)
-        window.use(now, before - left)
         if through:
+            window.end(now)
             return False
         self._accept(slot, window.go_on(now, left), left, now)
         return True

@@ -27,6 +27,7 @@ class Path:
         back: links of the way back, which carry acknowledgements.
         latency_seconds: of the way there.
         round_trip_seconds: there and back.
+        loss: share of packets lost on the way there.
         weight: share of a transfer on it relative to others.
         num_bytes: payload that has come through so far, of transfers that are over.
     """
@@ -38,6 +39,7 @@ class Path:
     back: tuple[int, ...]
     latency_seconds: float
     round_trip_seconds: float
+    loss: float
     weight: float
     num_bytes: float = 0.0
 
@@ -47,6 +49,7 @@ class PathTable:
 
     Args:
         topology: where they run.
+        loss: share of packets lost on the way there.
         weight: share of a transfer by the round trip in seconds of its path.
 
     Attributes:
@@ -80,7 +83,9 @@ class PathTable:
     def _find(self, source: int, target: int) -> Path:
         links = tuple(self._topology.route(source, target))
         back = tuple(self._topology.route(target, source))
-        path = Path(len(self.paths), source, target, links, back, 0.0, 0.0, 1.0)
+        kept = np.prod(1.0 - np.asarray(self._topology.loss)[list(links)])
+        loss = 1.0 - float(kept)
+        path = Path(len(self.paths), source, target, links, back, 0.0, 0.0, loss, 1.0)
         self._measure(path)
         self.links = self._with_row(self.links, path.index, links)
         self.back = self._with_row(self.back, path.index, back)

@@ -27,12 +27,13 @@ class Protocol:
         name: the preset it was made from.
         slow_start: windows start small and double every round trip (see `netsim.tcp`); False: no window at
             all.
+        segment_bytes: payload of a full packet.
         initial_window_bytes: payload that may leave in the first round trip, per stream.
         window_bytes: most payload in flight, per stream; what the send buffer allows.
         streams: parallel connections that one transfer is spread over.
         connections: `persistent` ones keep their window between transfers; `per-transfer` ones are opened for
             each transfer, which costs a handshake of one round trip and starts from the initial window.
-        queue_packets: full frames that the queue of the narrowest link holds before it drops; None where it
+        queue_packets: full packets that the queue of the narrowest link holds before it drops; None where it
             is not known, and then it is taken to be deep enough for the window.
         minimum_timeout_seconds: least retransmission time-out; idling longer than it plus a round trip
             shrinks the window.
@@ -46,6 +47,7 @@ class Protocol:
 
     name: str = "ideal"
     slow_start: bool = False
+    segment_bytes: float = _SEGMENT_BYTES
     initial_window_bytes: float = math.inf
     window_bytes: float = math.inf
     streams: int = 1

@@ -14,7 +14,22 @@ RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last r
 
 **Idling.** After more than the retransmission time-out (200 ms + RTT) without a byte the window is halved for
 each time-out elapsed, down to the initial one (RFC 2861, Linux `tcp_cwnd_restart`). It grows only as far as
-it is used.
+it is used: to twice what was in flight, so by every byte of a round that follows a full one (Linux
+`tcp_is_cwnd_limited`). A message without bytes counts as use.
+
+**Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
+period
+of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
+one. Over many losses the mean is the response function of that RFC (equation 5, and 3 for Reno-friendly
+windows); a transfer too short for a loss does not meet one.
+
+**Queue.** Where `queue_packets` is given, a round of slow start, which arrives at twice the rate at which it
+drains, must find room for half of it in its share of the bottleneck's queue, and a standing window for what
+the pipe does not hold; otherwise it loses, as above.
+
+**Unequal round trips.** Windows of equal size give shares in inverse proportion to the round trip (RFC 9438,
+5.1, aims at linear RTT-fairness), and the queue that all of them share counts as part of it: weight = 1 /
+(RTT + queue).
 """
 
 from __future__ import annotations
@@ -25,7 +40,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from netsim.protocol import Protocol
 
-__all__ = ["Grant", "Window", "share_weight"]
+__all__ = ["Grant", "Window", "cubic_segments", "share_weight"]
 
 # A round trip is over, and a window used up, when no more than rounding is missing.
 _ROUNDING = 1e-9
@@ -33,6 +48,11 @@ _SAME = 1.0 - _ROUNDING
 
 # What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
 _QUEUE_SECONDS = 0.1
+
+_KEPT = 0.7  # of the window, at a loss: beta of RFC 9438
+_GROWTH = 0.4  # segments per second cubed: C of RFC 9438
+_RENO_GROWTH = 3 * (1 - _KEPT) / (1 + _KEPT)  # segments per round trip
+_PIECES = 8  # in which a period of growth is cut
 
 
 class Grant(NamedTuple):
@@ -56,61 +76,155 @@ def share_weight(protocol: Protocol, round_trip_seconds: float) -> float:
     return protocol.streams / (round_trip_seconds + _QUEUE_SECONDS)
 
 
+def cubic_segments(seconds: float, largest: float, round_trip_seconds: float) -> float:
+    """CUBIC's window so long after a loss at `largest` segments: RFC 9438, equations 1 and 4."""
+    cubic = _GROWTH * (seconds - _inflection_seconds(largest)) ** 3 + largest
+    reno = _KEPT * largest + _RENO_GROWTH * seconds / round_trip_seconds
+    return max(cubic, reno)
+
+
+def _inflection_seconds(largest: float) -> float:
+    """K of RFC 9438: when the window is back at `largest`."""
+    return math.cbrt(largest * (1 - _KEPT) / _GROWTH)
+
+
 class Window:
     """Congestion window of one connection (all streams of it together).
 
     Args:
         protocol: sizes and limits.
         round_trip_seconds: of the connection's path.
+        loss: share of packets that the path loses.
+        bytes_per_second: payload that the narrowest link of the path carries.
     """
 
-    __slots__ = ("_began", "_initial", "_last_used", "_limit", "_round_trip", "_timeout", "_used", "_window")
-
-    def __init__(self, protocol: Protocol, round_trip_seconds: float) -> None:
+    def __init__(
+        self, protocol: Protocol, round_trip_seconds: float, loss: float, bytes_per_second: float
+    ) -> None:
         self._round_trip = round_trip_seconds
         self._timeout = protocol.minimum_timeout_seconds + round_trip_seconds
         self._limit = protocol.window_bytes * protocol.streams
         self._initial = min(protocol.initial_window_bytes * protocol.streams, self._limit)
+        self._segment = protocol.segment_bytes * protocol.streams  # one of each stream
         self._window = self._initial if protocol.slow_start else self._limit
+        self._threshold = math.inf  # where slow start ends
         self._began = -math.inf  # when the current round did
         self._used = 0.0  # bytes drained in it
+        self._left = 0.0  # bytes of the message under way, when last told
         self._last_used = math.inf
+        self._largest = self._window  # ever
+        self._loss_bytes = self._segment / loss if loss else math.inf  # from one loss to the next
+        self._until_loss = self._loss_bytes
+        self._lost_at = math.nan  # window at the last loss; a number while CUBIC rules
+        self._lost = 0.0  # when that was
+        self._bytes_per_second = bytes_per_second
+        packets = protocol.queue_packets
+        self._queue = math.inf if packets is None else packets * protocol.segment_bytes
+
+    @property
+    def buffer_bytes(self) -> float:
+        """What the sender's socket takes in before it has left: twice the largest window so far (Linux)."""
+        return min(2 * self._largest, self._limit)
 
     def start(self, now: float, num_bytes: float) -> Grant:
         """A message of `num_bytes` begins to drain."""
         idle = now - self._last_used
         if idle > self._timeout:
-            halvings = min(int(idle / self._timeout), 64)
-            self._window = max(self._window / 2.0**halvings, min(self._initial, self._window))
+            self._restart(int(min(idle / self._timeout, 64)))
             self._new_round(now)
         elif now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
-        return self._grant(now, num_bytes)
+        self._left = num_bytes
+        return self._grant(now)
 
     def go_on(self, now: float, left: float) -> Grant:
-        """The last grant is used up and `left` bytes remain."""
-        if now - self._began >= self._round_trip * _SAME:
+        """The last grant is used up and `left` bytes of the message remain."""
+        self._use(now, left)
+        if self._until_loss <= self._segment * _ROUNDING:
+            self._until_loss = self._loss_bytes
+            self._lose(now, min(self._window + self._used, 2 * self._window))
+        elif now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
-        return self._grant(now, left)
+        return self._grant(now)
 
-    def use(self, now: float, num_bytes: float) -> None:
-        """So many bytes have drained since the last call."""
-        self._used += num_bytes
-        self._last_used = now
+    def end(self, now: float) -> None:
+        """The message is through."""
+        self._use(now, 0.0)
+
+    def _use(self, now: float, left: float) -> None:
+        drained = self._left - left
+        if drained > 0:
+            self._left = left
+            self._used += drained
+            self._until_loss -= drained
+            self._last_used = now
+
+    def _restart(self, halvings: int) -> None:
+        if not math.isnan(self._lost_at):
+            self._threshold = self._window
+            self._lost_at = math.nan
+        self._window = max(self._window / 2.0**halvings, min(self._initial, self._window))
 
     def _new_round(self, now: float) -> None:
-        self._window = min(max(self._window, 2 * self._used), self._limit)
+        """A round trip is over: the window doubles, or is what CUBIC makes it by now."""
+        used, rate = self._used, self._used / max(self._last_used - self._began, 1e-12)
         self._used = 0.0
         self._began = now
+        if math.isnan(self._lost_at):
+            wanted = min(max(self._window, 2 * used), self._limit)
+            peak = wanted / 2  # of the queue: a round arrives at twice the rate at which it drains
+        else:
+            wanted = self._cubic(now - self._lost)
+            peak = 0.0
+        pipe = rate * self._round_trip
+        share = min(rate / self._bytes_per_second, 1.0) * self._queue
+        if not used or pipe > 0.98 * self._window > 1.02 * peak:
+            share = math.inf  # nothing waits in the queue
+        if max(peak, wanted - pipe) > share:
+            self._lose(now, min(wanted, pipe + share))
+        elif wanted >= self._threshold > self._window:
+            self._lose(now, self._threshold / _KEPT)
+        else:
+            self._window = wanted
+            self._largest = max(self._largest, wanted)
 
-    def _grant(self, now: float, left: float) -> Grant:
+    def _lose(self, now: float, window: float) -> None:
+        """A period of CUBIC begins, after a window of that size."""
+        self._threshold = math.inf
+        self._lost_at = min(window, self._limit)
+        self._lost = self._began = now
+        self._used = 0.0
+        self._window = self._cubic(0.0)
+
+    def _cubic(self, seconds: float) -> float:
+        if not self._round_trip:
+            return self._limit
+        segments = cubic_segments(seconds, self._lost_at / self._segment, self._round_trip)
+        return min(segments * self._segment, self._limit)
+
+    def _grant(self, now: float) -> Grant:
+        left = self._left
         credit = self._window - self._used
-        if left <= credit:
+        may = min(credit, self._until_loss)
+        if left <= may:
             return Grant(0.0, math.inf, math.inf)
+        if not math.isnan(self._lost_at) and self._round_trip:
+            return self._grant_piece(now)
         if credit <= self._window * _ROUNDING:
             return Grant(0.0, 0.0, self._began + self._round_trip)
-        if self._window < self._limit or self._used or not self._round_trip:
-            return Grant(left - credit, math.inf, math.inf)
+        steady = self._window == self._limit and not self._used and self._loss_bytes == math.inf
+        if not steady or not self._round_trip:
+            return Grant(left - may, math.inf, math.inf)
         # Full windows to come: as many as leave a last burst, which drains as fast as the network lets it.
         full_windows = math.ceil(left / self._window) - 1
         return Grant(left - full_windows * self._window, self._window / self._round_trip, math.inf)
+
+    def _grant_piece(self, now: float) -> Grant:
+        """A while of growth by CUBIC, at the rate of its middle."""
+        elapsed = now - self._lost
+        whole = _inflection_seconds(self._lost_at / self._segment)
+        to_loss = self._until_loss * self._round_trip / self._window
+        piece = max(min(whole, 2 * to_loss) / _PIECES, self._round_trip)
+        grown = self._cubic(elapsed) >= self._limit
+        rate = self._cubic(elapsed + piece / 2) / self._round_trip
+        return Grant(max(self._left - self._until_loss, 0.0), rate, math.inf if grown else now + piece)

@@ -1,0 +1,332 @@
+"""Lists of transfers: when does each one arrive? `netsim flows` and the same from Python.
+
+The list is a CSV file with the columns `start_s`, `src`, `dst` and `bytes`; other columns are kept. The
+result has the same rows in the same order, and a last column `finish_s`.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from netsim.clock import Clock
+from netsim.errors import InputError, unknown_name
+from netsim.network import Network
+from netsim.paths import PathTable
+from netsim.protocol import Protocol
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import simpy
+
+    from netsim.fairness import FloatArray
+
+__all__ = ["Flow", "FlowTable", "command", "play_flows", "read_flows"]
+
+_COLUMNS = ("start_s", "src", "dst", "bytes")
+_FINISH = "finish_s"
+# From so many transfers on the compiled loop saves more than loading it costs.
+_WORTH_COMPILING = 5_000
+_PATIENCE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One transfer: `num_bytes` from host `src` to host `dst` (indices), sent at `start_seconds`."""
+
+    start_seconds: float
+    src: int
+    dst: int
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTable:
+    """A list of transfers as it was read: the cells of its file, and what they mean."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    flows: tuple[Flow, ...]
+
+    def write(self, finish_seconds: Sequence[float] | FloatArray, out: TextIO) -> None:
+        """Write the rows as they were, with the instants of delivery as a last column."""
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow((*self.header, _FINISH))
+        for row, finish in zip(self.rows, finish_seconds, strict=True):
+            writer.writerow((*row, repr(float(finish))))
+
+
+def read_flows(path: str | Path, topology: Topology) -> FlowTable:
+    """Read a list of transfers between hosts of a topology.
+
+    `src` and `dst` are names of hosts. Where no host's name is a number, a bare number k stands for host k in
+    natural order, counted from 0.
+
+    Raises InputError, which names line and column, for what does not make sense.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True)
+            header = tuple(cell.strip() for cell in next(lines, ()))
+            _check_header(header, path)
+            numbered = [(lines.line_num, tuple(row)) for row in lines if row]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
+    read = _RowReader(path, header, topology)
+    flows = tuple(read(line, row) for line, row in numbered)
+    return FlowTable(header, tuple(row for _, row in numbered), flows)
+
+
+def _check_header(header: tuple[str, ...], path: str | Path) -> None:
+    missing = [name for name in _COLUMNS if name not in header]
+    if missing:
+        wanted = ",".join(_COLUMNS)
+        raise InputError(f"{path}:1: no column {', '.join(missing)}: the first line must name {wanted}")
+    for name in (*_COLUMNS, _FINISH):
+        if header.count(name) > (name != _FINISH):
+            again = "is what this command adds: remove it" if name == _FINISH else "is named twice"
+            raise InputError(f"{path}:1: column {name} {again}")
+
+
+class _RowReader:
+    """Makes flows of rows, and errors that name line and column."""
+
+    def __init__(self, path: str | Path, header: tuple[str, ...], topology: Topology) -> None:
+        self._path = path
+        self._header = header
+        self._columns = [header.index(name) for name in _COLUMNS]
+        self._hosts = _host_names(topology)
+
+    def __call__(self, line: int, row: tuple[str, ...]) -> Flow:
+        if len(row) != len(self._header):
+            raise InputError(f"{self._path}:{line}: expected {len(self._header)} cells, got {len(row)}")
+        start, src, dst, num_bytes = (row[column].strip() for column in self._columns)
+        return Flow(
+            self._number(line, "start_s", start, "seconds"),
+            self._host(line, "src", src),
+            self._host(line, "dst", dst),
+            self._number(line, "bytes", num_bytes, "bytes"),
+        )
+
+    def _number(self, line: int, column: str, text: str, unit: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise InputError(
+                f"{self._path}:{line}: column {column}: expected a number of {unit}, zero or more, got {text!r}"
+            )
+        return number
+
+    def _host(self, line: int, column: str, text: str) -> int:
+        index = self._hosts.get(text)
+        if index is None:
+            error = unknown_name("host", text, self._hosts)
+            raise type(error)(f"{self._path}:{line}: column {column}: {error}")
+        return index
+
+
+def _host_names(topology: Topology) -> dict[str, int]:
+    """Host index by what a list may call it."""
+    names = {host.name: host.index for host in topology.hosts}
+    if not any(name.isdigit() for name in names):
+        names |= {str(index): index for index in range(len(topology.hosts))}
+    return names
+
+
+def play_flows(
+    topology: Topology,
+    flows: Sequence[Flow | tuple[float, int | str, int | str, float]],
+    protocol: str | Mapping[str, Any] | Protocol | None = None,
+    *,
+    on_delivered: Callable[[], None] | None = None,
+) -> FloatArray:
+    """The instants in seconds at which transfers are delivered, in their order.
+
+    A transfer takes a connection between its hosts that is idle, or a new one: transfers between the same
+        hosts that
+    overlap share the way, they do not queue.
+
+    Args:
+        topology: the network.
+        flows: the transfers; also as tuples (start in seconds, from, to, bytes) of host names or indices.
+        protocol: as `Protocol.parse` takes it; None: what the topology's file says.
+        on_delivered: called whenever one is delivered, to show progress.
+
+    >>> topology = Topology.from_mapping(
+    ...     {"hosts": {"a": {}, "b": {}}, "links": [
+    ...         {"between": ["a", "b"], "bandwidth": "80 Mbit/s", "latency": "10 ms"}]})
+    >>> play_flows(topology, [(0.0, "a", "b", 10_000_000)]).tolist()
+    [1.01]
+    """
+    parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
+    listed = [_as_flow(flow, topology) for flow in flows]
+    if parsed == Protocol.parse("ideal") and len(listed) >= _WORTH_COMPILING and _can_compile():
+        return _play_compiled(topology, listed)
+    return _play_on_network(topology, listed, parsed, on_delivered)
+
+
+def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: Topology) -> Flow:
+    if isinstance(flow, Flow):
+        return flow
+    start, src, dst, num_bytes = flow
+    source = topology.host_index(src) if isinstance(src, str) else src
+    target = topology.host_index(dst) if isinstance(dst, str) else dst
+    if not (0 <= start < math.inf and 0 <= num_bytes < math.inf):
+        raise InputError(f"flow {flow}: start and bytes must be finite and not negative")
+    return Flow(float(start), source, target, float(num_bytes))
+
+
+def _can_compile() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+def _play_compiled(topology: Topology, flows: list[Flow]) -> FloatArray:
+    from netsim import compiled
+
+    table = PathTable(topology, lambda _: 1.0)
+    paths = [table.between(flow.src, flow.dst) for flow in flows]
+    return compiled.play_messages(
+        np.asarray(topology.bits_per_second, dtype=np.float64) / 8,
+        table.links[: len(table.paths)],
+        np.array([path.index for path in paths]),
+        np.array([path.latency_seconds for path in paths]),
+        np.array([flow.num_bytes for flow in flows]),
+        np.array([flow.start_seconds for flow in flows]),
+    )
+
+
+def _play_on_network(
+    topology: Topology, flows: list[Flow], protocol: Protocol, on_delivered: Callable[[], None] | None
+) -> FloatArray:
+    clock = Clock()
+    network = Network(clock, topology, protocol)
+    finish = np.full(len(flows), math.inf)
+    idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
+    opened: defaultdict[tuple[int, int], int] = defaultdict(int)
+
+    def deliver(number: int, hosts: tuple[int, int], connection: int) -> None:
+        finish[number] = clock.now
+        heappush(idle[hosts], connection)
+        if on_delivered is not None:
+            on_delivered()
+
+    def start() -> Iterator[simpy.Event]:
+        for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
+            flow = flows[number]
+            if flow.start_seconds > clock.now:
+                yield clock.at(flow.start_seconds)
+            hosts = (flow.src, flow.dst)
+            if idle[hosts]:
+                connection = heappop(idle[hosts])
+            else:
+                connection = opened[hosts]
+                opened[hosts] += 1
+            delivered = partial(deliver, number, hosts, connection)
+            network.send(flow.src, flow.dst, flow.num_bytes, delivered, connection=connection)
+
+    clock.process(start())
+    clock.run()
+    return finish
+
+
+class _PatientProgress:
+    """A progress bar on standard error, once it has taken longer than one likes to wait without."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._started = time.monotonic()
+        self._bar: Progress | None = None
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._done % 64:
+            return
+        if self._bar is None:
+            if time.monotonic() - self._started < _PATIENCE_SECONDS:
+                return
+            self._bar = Progress(console=Console(file=sys.stderr), transient=True)
+            self._task = self._bar.add_task("transfers", total=self._total)
+            self._bar.start()
+        self._bar.update(self._task, completed=self._done)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@click.command("flows")
+@click.argument("topology", metavar="TOPOLOGY.yaml")
+@click.argument("flows", metavar="FLOWS.csv", type=click.Path(path_type=Path))
+@click.option("--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: what the topology says.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="RESULTS.csv", help="Default: standard output."
+)
+def command(topology: str, flows: Path, protocol: str | None, out: Path | None) -> None:
+    """Play the transfers listed in FLOWS.csv and tell when each is delivered.
+
+    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
+    """
+    try:
+        _run(topology, flows, protocol, out)
+    except InputError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _run(topology: str, flows: Path, protocol: str | None, out: Path | None) -> None:
+    network = Topology.load(topology)
+    parsed = Protocol.parse(network.protocol if protocol is None else protocol)
+    table = read_flows(flows, network)
+    progress = _PatientProgress(len(table.flows))
+    try:
+        finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance)
+    finally:
+        progress.stop()
+    if out is None:
+        table.write(finish, sys.stdout)
+    else:
+        _write_whole(out, partial(table.write, finish))
+
+
+def _write_whole(path: Path, write: Callable[[TextIO], None]) -> None:
+    """Write a file that is there as a whole or not at all."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        with open(descriptor, "w", newline="", encoding="utf-8") as file:
+            write(file)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
