@@ -105,8 +105,13 @@ class Program:
 
     def __call__(self, comm: Communicator) -> NodeOutcome:
         """Train on this rank."""
-        request, device = self.request, self.request.device_of(comm.rank)
         remarks: list[str] = []
+        outcome = self.node(comm, remarks).train()
+        return replace(outcome, remarks=tuple(remarks))
+
+    def node(self, comm: Communicator, remarks: list[str]) -> TrainNode:
+        """This rank's node, ready to start; what the user should be warned of is added to `remarks`."""
+        request, device = self.request, self.request.device_of(comm.rank)
         data = self._shared_source(comm.rank) if self.is_shared else self._own_source(comm, remarks)
         data.num_epochs = request.num_epochs
         evaluates = self.val_dataset is not None and request.val_size > 0
@@ -120,7 +125,7 @@ class Program:
             seed=request.seed,
         )
         judges = evaluates and comm.rank in (0, comm.world_size - 1)
-        node = TrainNode(
+        return TrainNode(
             comm,
             copy.deepcopy(self.model).to(device),
             copy.deepcopy(request.strategy),
@@ -129,7 +134,6 @@ class Program:
             self._durations(comm.rank),
             self._evaluation(device) if judges else None,
         )
-        return replace(node.train(), remarks=tuple(remarks))
 
     def _durations(self, rank: int) -> StepDurations | None:
         request, compute = self.request, self.compute

@@ -1,0 +1,184 @@
+"""Host time of a worker's step against a plain PyTorch loop that does the same steps in one process.
+
+    python benchmarks/training.py [--quick] [--topology NAME]
+
+Eight workers train the digits MLP (64-128-64-10, batch 16) and a byte-level GPT of a million parameters
+(batch 8 x 128) with AllReduce and DiLoCo, in threads and in processes, one intra-op thread everywhere. The
+plain loop and the carriers run in turn, so that what else the machine does hits all alike; start-up is
+apart. Printed are the best of some rounds in milliseconds a worker step, and the ratios to the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import platform
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.program import Program
+from exogym_core.request import FitRequest
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
+from exogym_core.tasks import Task, build_model, build_task
+from exogym_core.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WORKERS = 8
+ROUND = 10  # H of DiLoCo
+OPTIM = OptimSpec(torch.optim.AdamW, lr=1e-3)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    task: Task
+    model: nn.Module
+    batch_size: int
+    steps: int  # timed; a multiple of ROUND
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    task = build_task("digits")
+    yield Case("digits MLP", task, build_model(task=task, seed=0), 16, 50 if quick else 400)
+    task = build_task("text", num_bytes=2_000_000)
+    yield Case("GPT 1M", task, build_model("gpt", task=task, preset="byte", seed=0), 8, 10)
+
+
+def average(tensors: list[list[Tensor]]) -> Tensor:
+    """The mean of all workers' tensors, flat."""
+    total = torch.cat([tensor.reshape(-1) for tensor in tensors[0]])
+    for own in tensors[1:]:
+        total += torch.cat([tensor.reshape(-1) for tensor in own])
+    return total.div_(len(tensors))
+
+
+def spread(flat: Tensor, tensors: list[list[Tensor]]) -> None:
+    for own in tensors:
+        for tensor, part in zip(own, flat.split([each.numel() for each in own]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+class Loop:
+    """What a researcher would write: all workers' replicas in one process, one after the other."""
+
+    def __init__(self, case: Case, diloco: bool) -> None:
+        self.diloco = diloco
+        program = Program(request(case, AllReduceStrategy(OPTIM)), case.model, case.task.train, None)
+        self.sources = [program._shared_source(rank) for rank in range(WORKERS)]
+        self.models = [copy.deepcopy(case.model) for _ in range(WORKERS)]
+        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in self.models]
+        self.parameters = [list(model.parameters()) for model in self.models]
+        with torch.no_grad():
+            self.outer = average(self.parameters)
+        self.outer_optimizer = torch.optim.SGD([self.outer], lr=0.7, momentum=0.9, nesterov=True)
+        self.num_steps = 0
+
+    def step(self) -> None:
+        for source, model, optimizer in zip(self.sources, self.models, self.optimizers, strict=True):
+            batch = source.next_step().micro_batches[0][0]
+            optimizer.zero_grad()
+            loss = model(batch)
+            loss.backward()
+            loss.item()
+            if self.diloco:
+                optimizer.step()
+        self.num_steps += 1
+        with torch.no_grad():
+            if not self.diloco:
+                gradients = [[parameter.grad for parameter in own] for own in self.parameters]
+                spread(average(gradients), gradients)
+            elif self.num_steps % ROUND == 0:
+                self.outer.grad = self.outer - average(self.parameters)
+                self.outer_optimizer.step()
+                spread(self.outer, self.parameters)
+        if not self.diloco:
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+    def seconds(self, steps: int) -> float:
+        torch.set_num_threads(1)
+        for _ in range(ROUND):
+            self.step()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return time.perf_counter() - start
+
+
+def request(case: Case, strategy: Strategy, topology: str | None = None) -> FitRequest:
+    given = dict(Trainer.fit.__kwdefaults__)
+    names = Trainer.fit.__code__.co_varnames[1 : Trainer.fit.__code__.co_argcount]
+    given |= dict(zip(names, Trainer.fit.__defaults__ or (), strict=True))
+    given |= {"strategy": strategy, "num_nodes": WORKERS, "device": "cpu", "batch_size": case.batch_size}
+    given |= {"max_steps": case.steps + ROUND, "topology": topology}
+    return FitRequest.check(given)
+
+
+def carried_seconds(case: Case, strategy: Strategy, kind: str, topology: str | None) -> float:
+    asked = request(case, strategy, topology)
+    program = Program(asked, case.model, case.task.train, None)
+    program.prepare()
+
+    def body(comm: Communicator) -> float:
+        node = program.node(comm, [])
+        node.start()
+        for _ in range(ROUND):
+            node.train_step(node.data.next_step())
+        comm.barrier()
+        start = time.perf_counter()
+        for _ in range(case.steps):
+            node.train_step(node.data.next_step())
+        comm.barrier()
+        return time.perf_counter() - start
+
+    return max(run_ranks(body, WORKERS, topology, workers=kind, seed=1).results)
+
+
+def compare(case: Case, name: str, make: Callable[[], Strategy], rounds: int, topology: str | None) -> None:
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        taken = {"loop": Loop(case, diloco=name == "DiLoCo").seconds(case.steps)}
+        for kind in ("threads", "processes"):
+            taken[kind] = carried_seconds(case, make(), kind, topology)
+        for kind, seconds in taken.items():
+            best[kind] = min(best.get(kind, seconds), seconds)
+    per_step = {kind: seconds / case.steps / WORKERS * 1e3 for kind, seconds in best.items()}
+    print(
+        f"{case.name:<12}{name:<11}{per_step['loop']:>9.3f}{per_step['threads']:>10.3f}"
+        f"{per_step['processes']:>11.3f}{best['threads'] / best['loop']:>10.2f}"
+        f"{best['processes'] / best['loop']:>11.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--topology", help="simulate this network too; without one, communication is free")
+    arguments = parser.parse_args()
+    strategies: dict[str, Callable[[], Strategy]] = {
+        "AllReduce": lambda: AllReduceStrategy(OPTIM),
+        "DiLoCo": lambda: DiLoCoStrategy(OPTIM, H=ROUND),
+    }
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    print(
+        f"{WORKERS} workers, one intra-op thread, topology {arguments.topology or 'none'}; ms a worker step"
+    )
+    print(f"{'':<23}{'loop':>9}{'threads':>10}{'processes':>11}{'threads/':>10}{'processes/':>11}")
+    for case in cases(arguments.quick):
+        for name, make in strategies.items():
+            compare(case, name, make, 1 if arguments.quick else 3, arguments.topology)
+
+
+if __name__ == "__main__":
+    main()
