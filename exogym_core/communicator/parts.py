@@ -25,7 +25,7 @@ def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) 
     size, start = comm.world_size, f"rank {comm.rank}, {call}"
     if not isinstance(tensors, Tensor):
         if len(tensors) != size:
-            raise InputError(f"{start}: {len(tensors)} tensors, but {size} ranks; give one each")
+            raise InputError(f"{start}: {len(tensors)} tensors given, not one for each of {size} ranks")
         if len({part.dtype for part in tensors}) > 1:
             raise InputError(f"{start}: the tensors have several dtypes; give one dtype")
         return list(tensors)

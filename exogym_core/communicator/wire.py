@@ -151,7 +151,10 @@ def flattened(tensor: Tensor, device: torch.device, own: bool) -> Tensor:
     """All elements in one line on `device`; with `own`, never the tensor's own memory."""
     flat = tensor.detach().reshape(-1).to(device)
     shared = flat.numel() > 0 and flat.device == tensor.device and flat.data_ptr() == tensor.data_ptr()
-    return flat.clone() if own and shared else flat.contiguous()
+    # One element with another stride counts as contiguous, and still cannot be viewed as bytes.
+    if (own and shared) or flat.stride() != (1,):
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat
 
 
 def write_back(tensor: Tensor, flat: Tensor) -> Tensor:

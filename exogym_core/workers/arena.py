@@ -48,7 +48,9 @@ class Arena:
         """Copy `tensor` to where the other side can read it."""
         shape, num_bytes = tuple(tensor.shape), tensor.nbytes
         if num_bytes <= _INLINE_BYTES:
-            content: bytes | int = tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()
+            # Not contiguous(): one element with another stride counts as such, and cannot be viewed as bytes.
+            line = tensor.cpu().clone(memory_format=torch.contiguous_format).view(-1)
+            content: bytes | int = line.view(torch.uint8).numpy().tobytes()
         else:
             content = self._allocate(num_bytes)
             self._view(content, num_bytes, shape, tensor.dtype).copy_(tensor)
