@@ -1,0 +1,146 @@
+"""Every collective of every transport against its definition, in random programs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, programs, run
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator
+
+
+@st.composite
+def _sized_programs(draw: st.DrawFn, num_cases: int) -> tuple[int, Any]:
+    num_ranks = draw(st.integers(1, 5))
+    return num_ranks, draw(programs(num_ranks, num_cases))
+
+
+# Processes cost: few programs of many calls there, many small ones in threads.
+@pytest.mark.parametrize(
+    ("transport", "num_examples", "num_cases"), [("threads", 40, 20), ("processes", 5, 30), ("gloo", 6, 30)]
+)
+def test_random_programs_give_what_the_definitions_say(
+    transport: str, num_examples: int, num_cases: int
+) -> None:
+    phases = [phase for phase in Phase if phase is not Phase.shrink or transport == "threads"]
+
+    @settings(max_examples=num_examples, phases=phases, suppress_health_check=list(HealthCheck))
+    @given(_sized_programs(num_cases))
+    def holds(example: tuple[int, Any]) -> None:
+        num_ranks, program = example
+        results = run(transport, partial(play, program), num_ranks).results
+        check(program, results, exact=transport != "gloo")
+
+    holds()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_collective_once_in_all_dtypes(transport: str) -> None:
+    """So that no row depends on chance."""
+    cases = []
+    for number, operation in enumerate(OPERATIONS):
+        for dtype in (torch.float32, torch.bfloat16, torch.int16, torch.uint8):
+            later = 0 if number % 2 else None
+            cases.append(Case(operation, 0, dtype, (3, 2), "transposed", "sum", 1, later, False, number))
+    program = [(0, 1, 2)], cases
+    check(program, run(transport, partial(play, program), 3).results, exact=transport != "gloo")
+
+
+def _in_place(comm: Communicator) -> dict[str, bool]:
+    """Which calls return the tensor that they were given."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    view = torch.zeros(4, 4)
+    comm.all_reduce(view[:, 1])
+    part = torch.zeros(3)
+    parts = [torch.ones(3)] * comm.world_size if comm.rank == 0 else None
+    return {
+        "all_reduce": comm.all_reduce(parameter) is parameter,
+        "broadcast": comm.broadcast(part) is part,
+        "reduce": comm.reduce(part, 1) is part,
+        "scatter": comm.scatter(part, parts) is part,
+        "async": comm.all_reduce(part, async_op=True).wait() is part,
+        "gradient": parameter.requires_grad and parameter.tolist() == [comm.world_size] * 3,
+    }
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_in_place_calls_return_their_tensor_and_take_parameters(transport: str) -> None:
+    for row in run(transport, _in_place, 2).results:
+        assert all(row.values()), row
+
+
+def _handles(comm: Communicator) -> list[bool]:
+    """A handle can be asked and waited for as often as one likes; new groups start their own order of calls."""
+    tensor = torch.ones(2)
+    handle = comm.all_reduce(tensor, async_op=True)
+    first, second = handle.wait().clone(), handle.wait()
+    alone = comm.group([comm.rank])
+    alone.all_reduce(tensor)
+    pair = comm.group([1, 0])
+    return [
+        handle.is_completed(),
+        torch.equal(first, second),
+        (alone.rank, alone.world_size) == (0, 1),
+        pair.rank == 1 - comm.rank,
+        pair.broadcast(torch.tensor(comm.rank), 0).item() == 1,
+        pair.all_gather_object(comm.rank) == [1, 0],
+        torch.equal(tensor, torch.full((2,), 2.0)),
+        comm.now() >= 0.0,
+    ]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_handles_and_groups(transport: str) -> None:
+    for row in run(transport, _handles, 2).results:
+        assert all(row), row
+
+
+_BAD_ARGUMENTS = {
+    "all_reduce: op='avg' of torch.int64": lambda comm: comm.all_reduce(torch.ones(2).long(), "avg"),
+    "all_reduce: torch.bool cannot be reduced": lambda comm: comm.all_reduce(torch.ones(2).bool()),
+    "unknown reduce op 'mean'": lambda comm: comm.all_reduce(torch.ones(2), "mean"),
+    "broadcast: src=2 is not a rank; use 0 to 1": lambda comm: comm.broadcast(torch.ones(2), 2),
+    "reduce: dst=-1 is not a rank": lambda comm: comm.reduce(torch.ones(2), -1),
+    "send: dst=True is not a rank": lambda comm: comm.send(torch.ones(2), True),
+    "reduce_scatter: a tensor of shape [3] cannot be cut into 2": (
+        lambda comm: comm.reduce_scatter(torch.ones(3))
+    ),
+    "all_to_all: 3 tensors given, not one for each of 2 ranks": lambda comm: comm.all_to_all(
+        [torch.ones(1)] * 3
+    ),
+    "all_to_all: the tensors have several dtypes": (
+        lambda comm: comm.all_to_all([torch.ones(1), torch.ones(1).long()])
+    ),
+    "scatter: scatter_list has torch.float32[3], tensor is torch.float32[2]": (
+        lambda comm: comm.scatter(torch.ones(2), [torch.ones(3)] * 2, src=comm.rank)
+    ),
+    "must name this rank, and nobody twice": lambda comm: comm.group([1 - comm.rank]),
+}
+
+
+def _told(comm: Communicator) -> list[str]:
+    told = []
+    for bad in _BAD_ARGUMENTS.values():
+        try:
+            bad(comm)
+        except InputError as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_wrong_by_itself_is_refused_alike(transport: str) -> None:
+    """An argument is refused before anything is sent, so the other ranks need not know."""
+    for rank, told in enumerate(run(transport, _told, 2).results):
+        assert len(told) == len(_BAD_ARGUMENTS)
+        for wanted, line in zip(_BAD_ARGUMENTS, told, strict=True):
+            assert wanted in line
+            assert f"rank {rank}" in line or "unknown" in line

@@ -1,0 +1,106 @@
+"""Ranks that disagree are told which, what each called and where, on every transport."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from conformance_cases import TRANSPORTS, run
+
+from netsim.errors import DeadlockError, MismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from exogym_core.communicator import Communicator
+
+
+def _ones(size: int = 3) -> torch.Tensor:
+    return torch.ones(size)
+
+
+def _operation(comm: Communicator) -> None:
+    comm.broadcast(_ones()) if comm.rank == 1 else comm.all_reduce(_ones())
+
+
+def _shape(comm: Communicator) -> None:
+    comm.all_reduce(_ones(4 if comm.rank == 1 else 3))
+
+
+def _dtype(comm: Communicator) -> None:
+    comm.all_gather(_ones().long() if comm.rank == 1 else _ones())
+
+
+def _reduce_op(comm: Communicator) -> None:
+    comm.all_reduce(_ones(), "max" if comm.rank == 1 else "sum")
+
+
+def _root(comm: Communicator) -> None:
+    comm.broadcast(_ones(), src=int(comm.rank == 1))
+
+
+def _order(comm: Communicator) -> None:
+    calls: list[Callable[[torch.Tensor], Any]] = [comm.all_reduce, comm.all_gather]
+    for call in reversed(calls) if comm.rank == 1 else calls:
+        call(_ones())
+
+
+def _group(comm: Communicator) -> None:
+    comm.group([1, 0, 2] if comm.rank == 1 else [0, 1, 2]).all_reduce(_ones())
+
+
+def _once_too_often(comm: Communicator) -> None:
+    for _ in range(3 if comm.rank == 1 else 2):
+        comm.all_reduce(_ones())
+
+
+def _one_rank_gone(comm: Communicator) -> None:
+    if comm.rank != 1:
+        comm.all_reduce(_ones())
+
+
+def _message(comm: Communicator) -> None:
+    if comm.rank == 0:
+        comm.send(_ones(5), 1)
+    elif comm.rank == 1:
+        comm.recv(_ones(3), 0)
+
+
+def _asynchronous(comm: Communicator) -> None:
+    handle = comm.all_reduce(_ones(4 if comm.rank == 1 else 3), async_op=True)
+    handle.wait()
+
+
+def _in_a_group(comm: Communicator) -> None:
+    if comm.rank > 0:
+        comm.group([1, 2]).all_reduce(_ones(4 if comm.rank == 1 else 3))
+
+
+_TABLE = {
+    _operation: ["broadcast", "all_reduce"],
+    _shape: ["float32[3]", "float32[4]"],
+    _dtype: ["float32[3]", "int64[3]"],
+    _reduce_op: ["op=sum", "op=max"],
+    _root: ["root=0", "root=1"],
+    _order: ["all_reduce", "all_gather"],
+    _group: [],
+    _once_too_often: ["ended", "all_reduce"],
+    _one_rank_gone: ["ended", "all_reduce"],
+    _message: ["send(float32[5])", "recv(float32[3])"],
+    _asynchronous: ["float32[3]", "float32[4]"],
+    _in_a_group: ["float32[3]", "float32[4]"],
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("body", _TABLE)
+def test_disagreement_is_told(body: Callable[[Communicator], None], transport: str) -> None:
+    with pytest.raises((MismatchError, DeadlockError)) as caught:
+        run(transport, body, 3)
+    first = str(caught.value).splitlines()[0]
+    assert "rank" in first
+    assert "1" in first
+    assert "test_mismatches.py:" in first
+    for words in _TABLE[body]:
+        assert words in first
