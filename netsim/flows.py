@@ -7,11 +7,9 @@ result has the same rows in the same order, and a last column `finish_s`.
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 import os
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from netsim.capacity import can_compile
 from netsim.clock import Clock
 from netsim.errors import InputError, unknown_name
 from netsim.network import Network
@@ -33,7 +32,7 @@ from netsim.protocol import Protocol
 from netsim.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     import simpy
 
@@ -182,7 +181,7 @@ def play_flows(
     """
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
     listed = [_as_flow(flow, topology) for flow in flows]
-    if parsed == Protocol.parse("ideal") and len(listed) >= _WORTH_COMPILING and _can_compile():
+    if parsed == Protocol.parse("ideal") and len(listed) >= _WORTH_COMPILING and can_compile():
         return _play_compiled(topology, listed)
     return _play_on_network(topology, listed, parsed, on_delivered)
 
@@ -196,10 +195,6 @@ def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: T
     if not (0 <= start < math.inf and 0 <= num_bytes < math.inf):
         raise InputError(f"flow {flow}: start and bytes must be finite and not negative")
     return Flow(float(start), source, target, float(num_bytes))
-
-
-def _can_compile() -> bool:
-    return importlib.util.find_spec("numba") is not None
 
 
 def _play_compiled(topology: Topology, flows: list[Flow]) -> FloatArray:
@@ -232,7 +227,7 @@ def _play_on_network(
         if on_delivered is not None:
             on_delivered()
 
-    def start() -> Iterator[simpy.Event]:
+    def start() -> Generator[simpy.Event, None, None]:
         for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
             flow = flows[number]
             if flow.start_seconds > clock.now:
@@ -312,21 +307,12 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None) -> 
 
 def _write_whole(path: Path, write: Callable[[TextIO], None]) -> None:
     """Write a file that is there as a whole or not at all."""
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with open(partial_path, "x", newline="", encoding="utf-8") as file:
+            write(file)
+        partial_path.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        with open(descriptor, "w", newline="", encoding="utf-8") as file:
-            write(file)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+    finally:
+        partial_path.unlink(missing_ok=True)

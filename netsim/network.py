@@ -18,9 +18,9 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
+from netsim.capacity import Capacity
 from netsim.clock import Clock
 from netsim.errors import InputError
-from netsim.fairness import max_min_rates
 from netsim.neighbours import Neighbourhoods
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
@@ -59,13 +59,18 @@ class Observer(Interface):
 class _Channel:
     """Transfers of one connection, in order; the first one is under way."""
 
-    __slots__ = ("key", "path", "queue", "window")
+    __slots__ = ("backlog", "key", "path", "queue", "window")
 
     def __init__(self, key: Hashable, path: Path, window: Window | None) -> None:
         self.key = key
         self.path = path
         self.window = window
         self.queue: deque[int] = deque()
+        self.backlog = 0.0  # bytes of the transfers in the queue
+
+    def swallows(self, num_bytes: float) -> bool:
+        """Whether the sender's socket takes in all that is to be sent, so that the sender can go on."""
+        return self.window is not None and num_bytes <= self.window.buffer_bytes
 
 
 class Network:
@@ -76,6 +81,12 @@ class Network:
             exactly.
         topology: hosts, links and routes.
         protocol: how transfers use links, as `Protocol.parse` takes it; None: what the topology's file says.
+
+    Attributes:
+        before_change: called before anything starts, ends by force or changes; who sets it has the network
+            to itself.
+        version: grows whenever a capacity or a latency changes.
+        rehearsals: what collectives remember of this network.
     """
 
     def __init__(
@@ -98,10 +109,11 @@ class Network:
         self._turn: simpy.Event | None = None
         self._turn_at = math.inf
         self._observers: list[Observer] = []
-        self._up = np.ones(len(topology.links), dtype=np.bool_)
-        wire = np.append(np.asarray(topology.bits_per_second, dtype=np.float64) / 8, math.inf)
-        self._wire_bytes_per_second: FloatArray = wire
-        self._capacity: FloatArray = wire * self.protocol.payload_share
+        self.before_change: Callable[[], None] | None = None
+        self.version = 0
+        self.rehearsals: Any = None
+        self._sent: list[tuple[int, Callable[[], None]]] = []  # to be told at the end of this instant
+        self._capacity = Capacity(topology.bits_per_second, self.protocol)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -126,7 +138,9 @@ class Network:
             num_bytes: payload; zero takes the latency alone.
             on_delivered: called at the instant the last byte has arrived.
             connection: tells connections between the same hosts apart.
-            on_sent: called at the instant the last byte has left the sender, before `on_delivered`.
+            on_sent: called at the instant from which the sender need not wait any more, before
+                `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
+                what has not left yet.
 
         Returns:
             The transfer's id; ids grow with each call.
@@ -135,6 +149,7 @@ class Network:
             raise InputError(
                 f"send from host {src} to host {dst}: bytes must be finite and not negative, got {num_bytes}"
             )
+        self._change_is_due()
         now = self.env.now
         path = self._paths.between(src, dst)
         number = self._next_number
@@ -142,9 +157,14 @@ class Network:
         channel = self._channel(path, connection)
         slot = self._enter(number, path, num_bytes, now)
         self._of_slot[slot] = channel
+        channel.queue.append(slot)
+        channel.backlog += num_bytes
+        if on_sent is not None and channel.swallows(channel.backlog):
+            self._sent.append((number, on_sent))
+            self._call_at(now)
+            on_sent = None
         self._callbacks[number] = (on_delivered, on_sent)
         self._slots[number] = slot
-        channel.queue.append(slot)
         if len(channel.queue) == 1:
             self._transfers.due[slot] = self._transfers.timer[slot]
             self._call_at(self._transfers.timer[slot])
@@ -163,15 +183,18 @@ class Network:
 
         Returns the bytes that had come through. Raises InputError where there is no such transfer in flight.
         """
+        self._change_is_due()
         slot = self._slots.get(transfer)
         if slot is None:
             raise InputError(f"abort: no transfer {transfer} is in flight")
+        channel = self._of_slot[slot]
+        delivered = 0.0
         if slot in self._neighbours:
-            left = float(self._transfers.remaining_at(np.array([slot]), self.env.now)[0])
+            left, _ = self._transfers.drain(slot, self.env.now)
             delivered = float(self._transfers.size[slot]) - left
-        else:
-            delivered = 0.0
-        first = self._of_slot[slot].queue[0] == slot
+            if channel.window is not None:
+                channel.window.end(self.env.now, left)
+        first = channel.queue[0] == slot
         self._leave(slot, delivered, first=first)
         self._callbacks.pop(transfer)
         self._call_at(self.env.now)
@@ -186,13 +209,12 @@ class Network:
         key = (path.index, connection)
         channel = self._channels.get(key)
         if channel is None:
-            window = self._window(path) if protocol.has_windows and path.links else None
+            window = None
+            if protocol.has_windows and path.links:
+                narrowest = self._capacity.narrowest(path)
+                window = Window(protocol, path.round_trip_seconds, path.loss, narrowest)
             channel = self._channels[key] = _Channel(key, path, window)
         return channel
-
-    def _window(self, path: Path) -> Window:
-        narrowest = float(self._capacity[list(path.links)].min())
-        return Window(self.protocol, path.round_trip_seconds, path.loss, narrowest)
 
     def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
         transfers = self._transfers
@@ -236,7 +258,7 @@ class Network:
         self._turn_at = math.inf
         now = self.env.now
         delivered = self._take_due(now)
-        if delivered:
+        if delivered or self._sent:
             # Whoever hears of it may act in this same instant, so rates are found in another turn.
             self._call_at(now)
             self._tell(delivered)
@@ -266,6 +288,8 @@ class Network:
         channel = self._of_slot[slot]
         num_bytes = float(transfers.size[slot])
         if num_bytes == 0 or not channel.path.links:
+            if channel.window is not None:
+                channel.window.touch(now)
             return False
         transfers.since[slot] = now
         path = channel.path
@@ -300,11 +324,17 @@ class Network:
         transfers.timer[slot] = grant.timer
         rate = float(transfers.rate[slot]) if grant.cap else 0.0
         transfers.due[slot] = min(now + (left - grant.stop) / rate if rate else math.inf, grant.timer)
+        number = int(transfers.number[slot])
+        on_delivered, on_sent = self._callbacks[number]
+        if on_sent is not None and self._of_slot[slot].swallows(left):
+            self._callbacks[number] = (on_delivered, None)
+            self._sent.append((number, on_sent))
 
     def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
         """Take a transfer out; the next of its connection follows if it was the first."""
         channel = self._of_slot[slot]
         channel.path.num_bytes += delivered_bytes
+        channel.backlog -= float(self._transfers.size[slot])
         if slot in self._neighbours:
             self._neighbours.leave(slot)
         if first:
@@ -321,13 +351,18 @@ class Network:
             self._transfers.due[following] = self._transfers.timer[following]
 
     def _tell(self, delivered: list[tuple[int, float]]) -> None:
+        calls = self._sent
+        self._sent = []
         for number, num_bytes in delivered:
             on_delivered, on_sent = self._callbacks.pop(number)
+            if on_sent is not None:
+                calls.append((number, on_sent))
+            calls.append((number, on_delivered))
             for observer in self._observers:
                 observer.transfer_ended(number, num_bytes)
-            if on_sent is not None:
-                on_sent()
-            on_delivered()
+        calls.sort(key=_number_of)  # stable: sent comes before delivered
+        for _, call in calls:
+            call()
 
     # -- rates -----------------------------------------------------------------------------------------------
 
@@ -335,25 +370,11 @@ class Network:
         transfers = self._transfers
         slots = home.slots
         paths = transfers.path[slots]
-        weights, caps = transfers.weight[slots], transfers.cap[slots]
-        links = self._paths.links[paths]
-        rates = max_min_rates(self._capacity, links, weights, caps)
-        if self.protocol.ack_share:
-            acks = self._acknowledgements(self._paths.back[paths], rates)
-            if acks[links].any():
-                rates = max_min_rates(np.maximum(self._capacity - acks, 0.0), links, weights, caps)
+        links, back = self._paths.links[paths], self._paths.back[paths]
+        rates = self._capacity.rates(links, back, transfers.weight[slots], transfers.cap[slots])
         changed = transfers.set_rates(slots, rates, now)
         for observer in self._observers:
             observer.rates_changed(transfers.number[changed], transfers.rate[changed])
-
-    def _acknowledgements(self, back: IntArray, rates: FloatArray) -> FloatArray:
-        """What acknowledgements take from each link, in payload that could cross it instead."""
-        share = self.protocol.ack_share * self.protocol.payload_share
-        size = len(self._capacity)
-        shares = np.repeat(rates * share, back.shape[1])
-        taken: FloatArray = np.zeros(size) + np.bincount(back.ravel(), weights=shares, minlength=size)
-        taken[-1] = 0.0
-        return taken
 
     # -- what changes while it runs --------------------------------------------------------------------------
 
@@ -363,25 +384,33 @@ class Network:
             raise InputError(
                 f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
             )
-        self._wire_bytes_per_second[link] = bits_per_second / 8
-        self._apply_capacity(link)
+        self._change_is_due()
+        self._capacity.set(link, bits_per_second)
+        self._touch(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
         """Let a link (index) carry nothing from now on, or what it did before."""
-        self._up[link] = up
-        self._apply_capacity(link)
+        self._change_is_due()
+        self._capacity.set_up(link, up)
+        self._touch(link)
 
     def set_latency(self, link: int, seconds: float) -> None:
         """Give a link (index) another latency; it holds for what is sent from now on."""
         if not 0 <= seconds < math.inf:
             raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
+        self._change_is_due()
+        self.version += 1
         self._paths.set_latency(link, seconds)
 
-    def _apply_capacity(self, link: int) -> None:
-        up = self._wire_bytes_per_second[link] if self._up[link] else 0.0
-        self._capacity[link] = up * self.protocol.payload_share
+    def _touch(self, link: int) -> None:
+        self.version += 1
         self._neighbours.touch(link)
         self._call_at(self.env.now)
+
+    def _change_is_due(self) -> None:
+        """Something is about to start or change: who counts on a quiet network hears of it first."""
+        if self.before_change is not None:
+            self.before_change()
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -402,6 +431,11 @@ class Network:
         return totals[:-1]
 
     @property
+    def is_observed(self) -> bool:
+        """Whether anybody watches."""
+        return bool(self._observers)
+
+    @property
     def num_in_flight(self) -> int:
         """Transfers sent and not yet delivered or aborted."""
         return len(self._slots)
@@ -409,3 +443,7 @@ class Network:
 
 def _happen(event: simpy.Event) -> None:
     event.succeed()
+
+
+def _number_of(call: tuple[int, Callable[[], None]]) -> int:
+    return call[0]

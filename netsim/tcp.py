@@ -35,6 +35,7 @@ the pipe does not hold; otherwise it loses, as above.
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ def _inflection_seconds(largest: float) -> float:
     return math.cbrt(largest * (1 - _KEPT) / _GROWTH)
 
 
+# Of a window, what is a point in time, and what else changes.
+_INSTANTS = ("_began", "_last_used", "_lost")
+_MEASURES = ("_window", "_threshold", "_used", "_largest", "_until_loss", "_lost_at", "_follows_full")
+
+
 class Window:
     """Congestion window of one connection (all streams of it together).
 
@@ -110,6 +116,8 @@ class Window:
         self._threshold = math.inf  # where slow start ends
         self._began = -math.inf  # when the current round did
         self._used = 0.0  # bytes drained in it
+        self._follows_full = False  # whether it follows a full round of the same burst
+        self._blocked = False  # until the round trip is over
         self._left = 0.0  # bytes of the message under way, when last told
         self._last_used = math.inf
         self._largest = self._window  # ever
@@ -128,12 +136,11 @@ class Window:
 
     def start(self, now: float, num_bytes: float) -> Grant:
         """A message of `num_bytes` begins to drain."""
-        idle = now - self._last_used
-        if idle > self._timeout:
-            self._restart(int(min(idle / self._timeout, 64)))
+        if self._is_idle(now):
             self._new_round(now)
         elif now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
+            self._follows_full = False
         self._left = num_bytes
         return self._grant(now)
 
@@ -143,13 +150,42 @@ class Window:
         if self._until_loss <= self._segment * _ROUNDING:
             self._until_loss = self._loss_bytes
             self._lose(now, min(self._window + self._used, 2 * self._window))
-        elif now - self._began >= self._round_trip * _SAME:
+        elif self._blocked or now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
+            self._follows_full = True
         return self._grant(now)
 
-    def end(self, now: float) -> None:
-        """The message is through."""
-        self._use(now, 0.0)
+    def end(self, now: float, left: float = 0.0) -> None:
+        """The message is through, or given up with `left` bytes remaining."""
+        self._use(now, left)
+
+    def touch(self, now: float) -> None:
+        """A message without bytes passes: the connection is in use, but no window is filled."""
+        self._is_idle(now)
+        self._last_used = now
+
+    def moved(self, seconds: float) -> Window:
+        """The same window on a clock that shows so much more."""
+        moved = copy(self)
+        for name in _INSTANTS:
+            setattr(moved, name, getattr(self, name) + seconds)
+        return moved
+
+    def state(self, instant: float) -> tuple[float | None, ...]:
+        """What sets it apart from others of its path; instants count from `instant`, to a nanosecond."""
+        since = [round(getattr(self, name) - instant, 9) for name in _INSTANTS]
+        measures = [getattr(self, name) for name in _MEASURES]
+        return (*since, *(None if value != value else value for value in measures))
+
+    def _is_idle(self, now: float) -> bool:
+        """Whether the connection was idle for long; if so, the window has shrunk."""
+        idle = now - self._last_used
+        if idle <= self._timeout:
+            return False
+        self._restart(int(min(idle / self._timeout, 64)))
+        self._used = 0.0
+        self._follows_full = False
+        return True
 
     def _use(self, now: float, left: float) -> None:
         drained = self._left - left
@@ -170,8 +206,11 @@ class Window:
         used, rate = self._used, self._used / max(self._last_used - self._began, 1e-12)
         self._used = 0.0
         self._began = now
+        self._blocked = False
         if math.isnan(self._lost_at):
-            wanted = min(max(self._window, 2 * used), self._limit)
+            # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
+            wanted = self._window + used if self._follows_full else max(self._window, 2 * used)
+            wanted = min(wanted, self._limit)
             peak = wanted / 2  # of the queue: a round arrives at twice the rate at which it drains
         else:
             wanted = self._cubic(now - self._lost)
@@ -210,12 +249,13 @@ class Window:
             return Grant(0.0, math.inf, math.inf)
         if not math.isnan(self._lost_at) and self._round_trip:
             return self._grant_piece(now)
-        if credit <= self._window * _ROUNDING:
+        self._blocked = credit <= self._window * _ROUNDING
+        if self._blocked:
             return Grant(0.0, 0.0, self._began + self._round_trip)
         steady = self._window == self._limit and not self._used and self._loss_bytes == math.inf
         if not steady or not self._round_trip:
             return Grant(left - may, math.inf, math.inf)
-        # Full windows to come: as many as leave a last burst, which drains as fast as the network lets it.
+        # Full windows to come; a last burst drains as fast as the network lets it.
         full_windows = math.ceil(left / self._window) - 1
         return Grant(left - full_windows * self._window, self._window / self._round_trip, math.inf)
 
