@@ -89,9 +89,7 @@ def _inflection_seconds(largest: float) -> float:
     return math.cbrt(largest * (1 - _KEPT) / _GROWTH)
 
 
-# Of a window, what is a point in time, and what else changes.
-_INSTANTS = ("_began", "_last_used", "_lost")
-_MEASURES = ("_window", "_threshold", "_used", "_largest", "_until_loss", "_lost_at", "_follows_full")
+_INSTANTS = ("_began", "_last_used", "_lost")  # of a window, what is a point in time
 
 
 class Window:
@@ -172,10 +170,13 @@ class Window:
         return moved
 
     def state(self, instant: float) -> tuple[float | None, ...]:
-        """What sets it apart from others of its path; instants count from `instant`, to a nanosecond."""
-        since = [round(getattr(self, name) - instant, 9) for name in _INSTANTS]
-        measures = [getattr(self, name) for name in _MEASURES]
-        return (*since, *(None if value != value else value for value in measures))
+        """What sets it apart from others of its path; points in time count from `instant`, to a nanosecond."""
+        values = vars(self).copy()
+        for name in _INSTANTS:
+            values[name] = round(values[name] - instant, 9)
+        if math.isnan(self._lost_at):
+            values["_lost_at"] = values["_lost"] = None
+        return tuple(values.values())
 
     def _is_idle(self, now: float) -> bool:
         """Whether the connection was idle for long; if so, the window has shrunk."""
@@ -216,9 +217,9 @@ class Window:
             wanted = self._cubic(now - self._lost)
             peak = 0.0
         pipe = rate * self._round_trip
-        share = min(rate / self._bytes_per_second, 1.0) * self._queue
-        if not used or pipe > 0.98 * self._window > 1.02 * peak:
-            share = math.inf  # nothing waits in the queue
+        share = math.inf
+        if used and not pipe > 0.98 * self._window > 1.02 * peak:  # else nothing waits in the queue
+            share = min(rate / self._bytes_per_second, 1.0) * self._queue
         if max(peak, wanted - pipe) > share:
             self._lose(now, min(wanted, pipe + share))
         elif wanted >= self._threshold > self._window:

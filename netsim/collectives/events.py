@@ -6,13 +6,28 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simpy.events import NORMAL, EventPriority
+
+from netsim.clock import Clock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+
+    import simpy
 
     from netsim.collectives.schedules import Schedule
     from netsim.network import Network
 
-__all__ = ["Execution", "Posts"]
+__all__ = ["Execution", "Posts", "call_at"]
+
+
+def call_at(env: simpy.Environment, instant: float, call: Callable[[], None], priority: int = NORMAL) -> None:
+    """Have something called at an instant of a clock."""
+    if isinstance(env, Clock):
+        event = env.at(instant, EventPriority(priority))
+    else:
+        event = env.timeout(max(instant - env.now, 0.0))
+    event.callbacks.append(lambda event: call())
 
 
 class Posts:
@@ -26,11 +41,11 @@ class Posts:
 
     __slots__ = ("num_awaited", "receives", "sends")
 
-    def __init__(self, schedule: Schedule, phase: int, index: int) -> None:
+    def __init__(self, schedule: Schedule, index: int) -> None:
         self.sends: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self.receives: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self.num_awaited = schedule.num_ranks
-        step = schedule.phases[phase].step(index)
+        step = schedule.step(index)
         rows = zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)
         for src, dst, num_bytes in rows:
             self.receives[dst].append((src, len(self.sends[src])))
@@ -73,13 +88,7 @@ class Execution:
         self._members = [_Member() for _ in range(schedule.num_ranks)]
         self._unmatched: tuple[int, int] | None = None
         self._posts: dict[int, Posts] = {}
-        self._place: list[tuple[int, int]] = []  # step -> its phase and number there
-        self._gate: list[int] = []  # step -> the step that `oldest` must reach before it is posted
-        for number, phase in enumerate(schedule.phases):
-            first = len(self._place)
-            for index in range(phase.num_steps):
-                self._place.append((number, index))
-                self._gate.append(max(first, first + index - phase.window + 1))
+        self._gates = schedule.gates
 
     def arrive(self, member: int) -> None:
         """This member enters now."""
@@ -95,8 +104,8 @@ class Execution:
     def _go_on(self, member: int) -> None:
         """Post whatever may be posted."""
         state = self._members[member]
-        last = len(self._gate)
-        while state.next_step < last and state.oldest >= self._gate[state.next_step]:
+        last = len(self._gates)
+        while state.next_step < last and state.oldest >= self._gates[state.next_step]:
             step = state.next_step
             posts = self._posts_of(step)
             state.next_step += 1
@@ -111,7 +120,7 @@ class Execution:
     def _posts_of(self, step: int) -> Posts:
         posts = self._posts.get(step)
         if posts is None:
-            posts = self._posts[step] = Posts(self._schedule, *self._place[step])
+            posts = self._posts[step] = Posts(self._schedule, step)
         posts.num_awaited -= 1
         if not posts.num_awaited:
             del self._posts[step]

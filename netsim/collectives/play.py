@@ -1,30 +1,34 @@
-"""Plays collectives on a network, by the fastest of the ways that give the right times."""
+"""Plays collectives on a network, by the fastest of the ways that give the right times.
+
+A collective that has the network to itself need not be played message by message as time goes by. Its
+members' arrivals are noted, and when the last is there, all completion times are found at once: from memory,
+if the same was played before in the same state of the network; by a recurrence, if no link is shared;
+otherwise by events on a copy of the network, ahead of time. Until it is over, the real network carries
+nothing of it. Whatever else starts or changes there first has the collective played up to that instant on a
+copy, which the real network then takes over: from there on it goes message by message, as if it always had.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from netsim.collectives.events import Execution
-from netsim.collectives.rendezvous import RendezvousExecution
+from netsim.clock import Clock
+from netsim.collectives.events import call_at
+from netsim.collectives.rehearsal import Rehearsals, execute
+from netsim.fork import fork, take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from netsim.collectives.events import Execution
+    from netsim.collectives.rehearsal import Outcome
     from netsim.collectives.schedules import Schedule
     from netsim.network import Network
 
 __all__ = ["Play", "play"]
 
-
-class Play:
-    """One collective under way on a network."""
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-
-    def arrive(self, member: int) -> None:
-        """This member (a position in the group) enters now."""
-        self._execution.arrive(member)
+_LATE = 5  # priority in an instant: after SimPy's own events, before the network's
 
 
 def play(
@@ -45,5 +49,105 @@ def play(
         on_done: called with a member's position at the instant it is through, which may be before others
         arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
     """
-    way = RendezvousExecution if network.protocol.rendezvous else Execution
-    return Play(way(network, schedule, hosts, group, on_done))
+    return Play(network, schedule, tuple(hosts), group, on_done)
+
+
+class Play:
+    """One collective under way on a network."""
+
+    def __init__(
+        self,
+        network: Network,
+        schedule: Schedule,
+        hosts: tuple[int, ...],
+        group: Hashable,
+        on_done: Callable[[int], None],
+    ) -> None:
+        self.network = network
+        self.schedule = schedule
+        self.hosts = hosts
+        self.group = group
+        self._on_done = on_done
+        self._arrivals: dict[int, float] = {}
+        self._told: set[int] = set()
+        self._execution: Execution | None = None
+
+    def arrive(self, member: int) -> None:
+        """This member (a position in the group) enters now."""
+        if self._execution is not None:
+            self._execution.arrive(member)
+            return
+        if not self._arrivals and not self._hold():
+            self._execution = execute(self.network, self.schedule, self.hosts, self.group, self._on_done)
+            self._execution.arrive(member)
+            return
+        now = self.network.env.now
+        self._arrivals[member] = now
+        if len(self._arrivals) == self.schedule.num_ranks:
+            self._settle()
+        elif len(self._arrivals) == 1 and not self.schedule.binds_everyone:
+            # Members may be through before others arrive: only if all arrive now can it be settled at once.
+            call_at(self.network.env, now, self._go_on_alone, _LATE)
+
+    # -- alone on the network ----------------------------------------------------------------------------------
+
+    def _hold(self) -> bool:
+        """Have the network to itself, if nobody else is on it."""
+        network = self.network
+        if network.before_change is not None:
+            network.before_change()
+        if network.num_in_flight or network.is_observed:
+            return False
+        network.before_change = self._step_in
+        return True
+
+    def _settle(self) -> None:
+        """All have arrived: find when each is through, and tell them then."""
+        first = min(self._arrivals.values())
+        network = self.network
+        if network.rehearsals is None:
+            network.rehearsals = Rehearsals(network)
+        arrivals = [self._arrivals[member] for member in range(self.schedule.num_ranks)]
+        outcome = network.rehearsals.outcome(self.schedule, self.hosts, self.group, arrivals)
+        last = len(outcome.ends) - 1
+        for number, (seconds, members) in enumerate(outcome.ends):
+            end = partial(self._end, members, outcome if number == last else None, first)
+            call_at(self.network.env, first + seconds, end)
+
+    def _end(self, members: tuple[int, ...], outcome: Outcome | None, first: float) -> None:
+        """These members are through; with `outcome` all are."""
+        if self._execution is not None:
+            return
+        if outcome is not None:
+            self.network.before_change = None
+            outcome.leave_behind(self.network, first)
+        for member in members:
+            self._tell(member)
+
+    def _tell(self, member: int) -> None:
+        if member not in self._told:
+            self._told.add(member)
+            self._on_done(member)
+
+    def _go_on_alone(self) -> None:
+        if self._execution is None and len(self._arrivals) < self.schedule.num_ranks:
+            self._step_in()
+
+    def _step_in(self) -> None:
+        """Somebody else is about to use the network: be on it, as if by events from the start."""
+        network, now = self.network, self.network.env.now
+        network.before_change = None
+        first = min(self._arrivals.values())
+        copied = fork(network, Clock(first))
+        execution = execute(copied, self.schedule, self.hosts, self.group, self._tell)
+        for member, instant in self._arrivals.items():
+            if instant < now:
+                call_at(copied.env, instant, partial(execution.arrive, member))
+        if first < now:
+            copied.env.run(until=now)
+        take_over(network, copied)
+        execution.move(network)
+        self._execution = execution
+        for member, instant in self._arrivals.items():
+            if instant == now:
+                execution.arrive(member)

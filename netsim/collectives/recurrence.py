@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from netsim.collectives.schedules import Phase, Ranks, Schedule
 
-__all__ = ["Wires", "contention_free_seconds"]
+__all__ = ["Lines", "Wires", "contention_free_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class Wires:
     software_seconds: float = 0.0
 
 
-class _Lines:
+class Lines:
     """Latency and rate of every pair of members that exchanges messages, found when first asked for."""
 
     def __init__(self, wires: Wires, hosts: Sequence[int]) -> None:
@@ -100,7 +100,7 @@ def contention_free_seconds(
         arrivals: when each member enters, in seconds; all are known before it is over, or at once.
         wires: a quiet network.
     """
-    lines = _Lines(wires, hosts)
+    lines = Lines(wires, hosts)
     regular = [phase.fixed_pairs() for phase in schedule.phases]
     all_regular = all(pairs is not None for pairs in regular)
     for pairs in regular:
@@ -127,7 +127,7 @@ def contention_free_seconds(
 
 
 def _ring_seconds(
-    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, lines: _Lines, layout: _Layout | None
+    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, lines: Lines, layout: _Layout | None
 ) -> Seconds:
     """Every member sends one message a step, always to the same neighbour."""
     src, dst = pairs
@@ -157,7 +157,7 @@ def _ring_seconds(
     return result
 
 
-def _rounds_seconds(phase: Phase, start: Seconds, lines: _Lines, layout: _Layout | None) -> Seconds:
+def _rounds_seconds(phase: Phase, start: Seconds, lines: Lines, layout: _Layout | None) -> Seconds:
     """Plain rounds of any messages."""
     done = start.copy()
     for index in range(phase.num_steps):
@@ -175,7 +175,7 @@ def _rounds_seconds(phase: Phase, start: Seconds, lines: _Lines, layout: _Layout
 class _Layout:
     """When each message drains, to be laid out on the links."""
 
-    def __init__(self, lines: _Lines) -> None:
+    def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self._rows: list[tuple[Ranks, Seconds, Seconds]] = []
         self._count = 0

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RendezvousExecution"]
 
-# Linux sizes a socket's send buffer by its traffic, to 4 MiB at most; on a warm connection 1 MiB vanishes whole.
-SOCKET_BUFFER_BYTES = 1 << 20
-
 # Posting one send and one receive (locks and system calls) before the next pair can follow.
 POST_SECONDS = 1e-4
 
@@ -111,8 +108,7 @@ class RendezvousExecution(Execution):
                 self._half[step, member, dst] = num_bytes
             else:
                 del self._half[step, member, dst]
-                if self._send_data(step, member, dst, num_bytes):
-                    self._members[member].open[step] -= 1
+                self._send_data(step, member, dst, num_bytes)
 
     def _noted(self, step: int, src: int, dst: int) -> None:
         """The note that `dst` is ready has reached `src`."""
@@ -121,19 +117,15 @@ class RendezvousExecution(Execution):
             return
         num_bytes = self._half.pop((step, src, dst))
         assert num_bytes is not None
-        if self._send_data(step, src, dst, num_bytes):
-            self._part_done(step, src)
+        self._send_data(step, src, dst, num_bytes)
 
-    def _send_data(self, step: int, src: int, dst: int, num_bytes: int) -> bool:
-        """Let the data leave. Returns whether the socket buffer takes all of them, so that the send is done."""
-        hosts, received = self._hosts, partial(self._received, step, dst)
-        swallowed = num_bytes <= SOCKET_BUFFER_BYTES
+    def _send_data(self, step: int, src: int, dst: int, num_bytes: int) -> None:
+        """Let the data leave; the send is done when the socket buffer has taken all of them."""
         self.network.send(
-            hosts[src],
-            hosts[dst],
+            self._hosts[src],
+            self._hosts[dst],
             num_bytes,
-            received,
+            partial(self._received, step, dst),
             connection=self._group,
-            on_sent=None if swallowed else partial(self._part_done, step, src),
+            on_sent=partial(self._part_done, step, src),
         )
-        return swallowed

@@ -13,6 +13,7 @@ arrays.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -77,6 +78,25 @@ class Phase(ABC):
             np.add.at(total, step.src, num_bytes)
         return total
 
+    @property
+    def num_messages(self) -> int:
+        """Messages over all steps."""
+        pairs = self.fixed_pairs()
+        if pairs is not None:
+            return self.num_steps * len(pairs[0])
+        return sum(len(self.step(index).src) for index in range(self.num_steps))
+
+    def pair_bytes(self, num_ranks: int) -> Iterator[tuple[int, int, int]]:
+        """(src, dst, bytes) of pairs that exchange messages; a pair may come more than once."""
+        pairs = self.fixed_pairs()
+        if pairs is not None:
+            src, dst = pairs
+            yield from zip(src.tolist(), dst.tolist(), self.sent_bytes(num_ranks)[src].tolist(), strict=True)
+            return
+        for index in range(self.num_steps):
+            step = self.step(index)
+            yield from zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)
+
     def fixed_pairs(self) -> tuple[Ranks, Ranks] | None:
         """The (src, dst) pairs to which every step keeps, one a src; None if steps differ."""
         return None
@@ -127,6 +147,29 @@ class Schedule:
             (phase.sent_bytes(self.num_ranks) for phase in self.phases), np.zeros(self.num_ranks, np.int64)
         )
 
+    @cached_property
+    def gates(self) -> list[int]:
+        """By step, counted over all phases: how many steps a member must have done before it posts that one."""
+        gates: list[int] = []
+        for phase in self.phases:
+            first = len(gates)
+            gates.extend(max(first, first + index - phase.window + 1) for index in range(phase.num_steps))
+        return gates
+
+    @cached_property
+    def num_messages(self) -> int:
+        """Messages over all steps, empty ones that are left out included where steps are regular."""
+        return sum(phase.num_messages for phase in self.phases)
+
+    @cached_property
+    def pair_bytes(self) -> tuple[tuple[int, int, int], ...]:
+        """(src, dst, bytes) of each pair of members that exchanges any bytes."""
+        total: Counter[tuple[int, int]] = Counter()
+        for phase in self.phases:
+            for src, dst, num_bytes in phase.pair_bytes(self.num_ranks):
+                total[src, dst] += num_bytes
+        return tuple((src, dst, num_bytes) for (src, dst), num_bytes in total.items() if num_bytes)
+
     def region_bytes(self, regions: Sequence[str]) -> Bytes:
         """The part of `sent_bytes` that goes to a member of another region; `regions` names each member's."""
         _, code = np.unique(np.asarray(regions), return_inverse=True)
@@ -135,6 +178,14 @@ class Schedule:
         crosses = code[:, None] != code[None, :]
         zero = np.zeros(self.num_ranks, np.int64)
         return sum((phase.sent_bytes(self.num_ranks, crosses) for phase in self.phases), zero)
+
+    def step(self, index: int) -> Step:
+        """The messages of step `index`, counted over all phases."""
+        for phase in self.phases:
+            if index < phase.num_steps:
+                return phase.step(index)
+            index -= phase.num_steps
+        raise IndexError(f"step {index}: the schedule has {self.num_steps} steps")
 
     def messages(self) -> Iterator[Message]:
         """All messages, step by step, made as they are asked for."""

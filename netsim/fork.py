@@ -1,0 +1,113 @@
+"""Copies of a network that go their own way, and what they bring back.
+
+A collective that has a network to itself is played on a copy, ahead of time or after the fact. These
+functions know the inside of `Network`, so that others need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from netsim.collectives.recurrence import Wires
+from netsim.network import Network
+
+if TYPE_CHECKING:
+    import simpy
+
+    from netsim.paths import PathTable
+    from netsim.tcp import Window
+
+__all__ = ["Windows", "credit", "fork", "put_windows", "take_over", "window_states", "windows_of", "wires_of"]
+
+# Source host, target host and connection -> its window.
+Windows = Mapping[tuple[int, int, Hashable], "Window"]
+
+_MOVES = (
+    "_transfers",
+    "_sent",
+    "_neighbours",
+    "_channels",
+    "_of_slot",
+    "_callbacks",
+    "_slots",
+    "_next_number",
+    "_paths",
+)
+
+
+def fork(network: Network, env: simpy.Environment, shift_seconds: float = 0.0) -> Network:
+    """A copy of a network that carries nothing, on another clock: same links as they are now, same connections.
+
+    Its clock shows `shift_seconds` more than the original's; nobody observes it, and no byte has crossed it.
+    """
+    copied = Network(env, network.topology, network.protocol)
+    copied._paths = _copied_paths(network._paths)
+    copied._capacity = network._capacity
+    copied._next_number = network._next_number
+    for key, channel in network._channels.items():
+        if channel.window is not None:
+            own = copied._paths.paths[channel.path.index]
+            copied._channels[key] = type(channel)(key, own, channel.window.moved(shift_seconds))
+    return copied
+
+
+def _copied_paths(paths: PathTable) -> PathTable:
+    copied = copy(paths)
+    copied.paths = [replace(path, num_bytes=0.0) for path in paths.paths]
+    copied._by_hosts = {(path.source, path.target): path for path in copied.paths}
+    copied.links = paths.links.copy()
+    copied.back = paths.back.copy()
+    return copied
+
+
+def take_over(network: Network, other: Network) -> None:
+    """Have a network that carries nothing go on from where its copy has come; both clocks show the same time."""
+    for path, own in zip(other._paths.paths, network._paths.paths, strict=False):
+        path.num_bytes += own.num_bytes
+    for name in _MOVES:
+        setattr(network, name, getattr(other, name))
+    network._call_at(network.env.now)
+
+
+def window_states(network: Network, group: Hashable, instant: float) -> tuple[Hashable, ...]:
+    """What sets the connections of a group apart from others in the same state, times counted from `instant`."""
+    return tuple(
+        (key, channel.window.state(instant))
+        for key, channel in network._channels.items()
+        if channel.window is not None and key == (channel.path.index, group)
+    )
+
+
+def windows_of(network: Network, group: Hashable) -> Windows:
+    """The windows of a group's connections."""
+    return {
+        (channel.path.source, channel.path.target, group): channel.window
+        for key, channel in network._channels.items()
+        if channel.window is not None and key == (channel.path.index, group)
+    }
+
+
+def put_windows(network: Network, windows: Windows, shift_seconds: float) -> None:
+    """Give connections these windows, their times shifted."""
+    for (src, dst, connection), window in windows.items():
+        channel = network._channel(network._paths.between(src, dst), connection)
+        channel.window = window.moved(shift_seconds)
+
+
+def credit(network: Network, src: int, dst: int, num_bytes: float) -> None:
+    """Count bytes that have gone from host `src` to host `dst` on the links between them."""
+    network._paths.between(src, dst).num_bytes += num_bytes
+
+
+def wires_of(network: Network) -> Wires:
+    """The links as they are now."""
+    paths = network._paths
+    return Wires(
+        route=lambda src, dst: paths.between(src, dst).links,
+        latency_seconds=paths.latency_seconds,
+        bytes_per_second=network._capacity.payload_bytes_per_second[:-1],
+        software_seconds=network.protocol.software_seconds,
+    )
