@@ -161,10 +161,12 @@ class Kernel:
             (a position in `call.ranks`) in now; `on_done(member)` is called at the instant it is through.
         clock: shared with the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
+        on_row: told of every marked row as it is stamped, in order of virtual time.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
-        rows: what ranks have marked, in order of virtual time.
+        log: what every rank has requested so far, with nothing left open: played again from the start by a
+            fresh kernel, it brings that kernel to the same instant and state.
         compute_seconds, exposed_seconds, end_seconds: per rank.
     """
 
@@ -178,10 +180,11 @@ class Kernel:
         play: Play = instant_play,
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
+        on_row: Callable[[StampedRow], None],
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
-        self.rows: list[StampedRow] = []
+        self.log: list[list[Request]] = [[] for _ in range(num_ranks)]
         self.compute_seconds = [0.0] * num_ranks
         self.exposed_seconds = [0.0] * num_ranks
         self.end_seconds = [0.0] * num_ranks
@@ -190,10 +193,13 @@ class Kernel:
         self._describe = describe
         self._play = play
         self._width = collectives_in_flight
+        self._on_row = on_row
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, int]]] = {}
         self._asleep: dict[int, Call] = {}
+        self._num_running = num_ranks
+        self._failure: BaseException | None = None
 
     def run(self) -> None:
         """Play every stream to its `Exit`.
@@ -202,35 +208,52 @@ class Kernel:
             DeadlockError: the clock has nothing left to do and a rank still waits.
             Exception: whatever `refill` or `describe` raises.
         """
-        end = self.clock.all_of([self.clock.process(self._rank(rank)) for rank in range(len(self.streams))])
-        while not end.processed:
+        for rank in range(len(self.streams)):
+            self.clock.process(self._rank(rank))
+        while self._num_running:
             if math.isinf(self.clock.peek()):
                 waits = "; ".join(f"rank {rank} in {call.op}" for rank, call in sorted(self._asleep.items()))
                 raise DeadlockError(f"the network will never finish what ranks wait for: {waits}")
             self.clock.step()
+            # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
+            if self._failure is not None:
+                raise self._failure
 
-    def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
-        stream, clock = self.streams[rank], self.clock
-        while True:
+    def _read(self, rank: int) -> Request:
+        """The rank's next request, blocking in host time until it is there."""
+        stream = self.streams[rank]
+        try:
             while not stream:
                 self._refill(rank)
-            request = stream.popleft()
+        except BaseException as failure:
+            self._failure = failure
+            raise
+        return stream.popleft()
+
+    def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
+        log, clock = self.log[rank], self.clock
+        while True:
+            request = self._read(rank)
             if isinstance(request, Post):
-                self._post(rank, request)
+                log.append(self._post(rank, request))
             elif isinstance(request, Wait):
+                log.append(request)
                 yield from self._wait(rank, request.key)
             elif isinstance(request, Advance):
+                log.append(request)
                 seconds = on_grid(request.seconds)
                 self.compute_seconds[rank] += seconds
                 if seconds:
                     yield clock.timeout(seconds)
             elif isinstance(request, Mark):
+                log.append(request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
-                self.rows.append(StampedRow(rank, *times, request.row))
+                self._on_row(StampedRow(rank, *times, request.row))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
             else:
                 self.end_seconds[rank] = clock.now
+                self._num_running -= 1
                 return
 
     def _answer_to(self, rank: int, key: Key | None) -> float | bool:
@@ -241,18 +264,19 @@ class Kernel:
 
     # --- calls ---------------------------------------------------------------------------------------------
 
-    def _post(self, rank: int, post: Post) -> None:
-        """Let the rank into the call, behind its earlier collectives of the same group."""
+    def _post(self, rank: int, post: Post) -> Post:
+        """Let the rank into the call, behind its earlier collectives of the same group; returns it complete."""
         flight = self._in_flight.get(post.key)
         if flight is None:
             flight = self._start(post.key, post.call or self._describe(rank, post))
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
             flight.enter(post.member)
-            return
+            return post
         lane = self._lanes.setdefault((post.key.group, rank), deque())
         lane.append((flight, post.member))
         if len(lane) <= self._width:
             flight.enter(post.member)
+        return post if post.call is not None else post._replace(call=flight.call)
 
     def _start(self, key: Key, call: Call) -> _InFlight:
         play = self._play if len(set(call.ranks)) > 1 else instant_play

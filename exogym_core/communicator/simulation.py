@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from netsim.topology import Topology
 
     from netsim.errors import DeadlockError
+    from netsim.kernel import StampedRow
 
 __all__ = ["Schedules", "Simulation", "World"]
 
@@ -116,6 +117,7 @@ class Simulation:
             request the kernel needs.
         on_complete: told of every call whose value is known.
         on_answer: told (rank, value) when the kernel has answered an `Ask`.
+        on_row: told of every row that a rank has marked, in order of virtual time.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Simulation:
         let_run: Callable[[int], None],
         on_complete: Callable[[Slot], None],
         on_answer: Callable[[int, float | bool], None],
+        on_row: Callable[[StampedRow], None],
     ) -> None:
         self.world = world
         self.schedules = Schedules(world)
@@ -138,6 +141,7 @@ class Simulation:
             play=self._play if self.network is not None else instant_play,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
+            on_row=on_row,
         )
         self._let_run, self._on_complete, self._on_answer = let_run, on_complete, on_answer
         self._described: dict[Key, Call] = {}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
+    from netsim.kernel import StampedRow
 
 __all__ = ["run_in_processes"]
 
@@ -279,8 +280,14 @@ class _PipePort:
 class _Parent:
     """The simulation, fed by the children's records."""
 
-    def __init__(self, world: World, blocks: Sequence[range], arenas: Sequence[Arena]) -> None:
-        self.simulation = Simulation(world, self._let_run, self._completed, self._answered)
+    def __init__(
+        self,
+        world: World,
+        blocks: Sequence[range],
+        arenas: Sequence[Arena],
+        on_row: Callable[[StampedRow], None],
+    ) -> None:
+        self.simulation = Simulation(world, self._let_run, self._completed, self._answered, on_row)
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
@@ -408,7 +415,13 @@ class _Parent:
 
 
 def run_in_processes(
-    world: World, body: Body, *, seed: int, processes: int, intra_op_threads: int
+    world: World,
+    body: Body,
+    *,
+    seed: int,
+    processes: int,
+    intra_op_threads: int,
+    on_row: Callable[[StampedRow], None],
 ) -> tuple[Simulation, list[Any], list[RankState]]:
     """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `processes` children.
 
@@ -429,7 +442,7 @@ def run_in_processes(
         with Children(target, processes, method=method) as children:
             for channel, arena in zip(children.channels, arenas, strict=True):
                 channel.send_fds([arena.fd])
-            parent = _Parent(world, blocks, arenas)
+            parent = _Parent(world, blocks, arenas, on_row)
             parent.run(children)
             parent.failure.raise_if_any()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -59,6 +60,7 @@ def run_ranks(
     protocol: str | Mapping[str, Any] | None = None,
     algorithms: Mapping[str, str] | None = None,
     seed: int = 0,
+    on_row: Callable[[StampedRow], None] | None = None,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
 
@@ -72,6 +74,7 @@ def run_ranks(
         protocol: how transfers use links; by default the topology's, else `ideal`.
         algorithms: op -> algorithm of the simulated collectives, where not the default.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
+        on_row: told of every marked row while the run goes on, in order of virtual time.
 
     Raises:
         MismatchError: ranks disagree about a call.
@@ -93,15 +96,19 @@ def run_ranks(
     world = World.build(num_ranks, _loaded(topology), placement, protocol, algorithms)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     spec = WorkerSpec.parse(workers).settle(num_ranks, num_cores)
-    if spec.kind == "threads":
-        simulation, results, states = run_in_threads(
-            world, body, seed=seed, intra_op_threads=spec.intra_op_threads, nth_core=os.getpid()
-        )
-    else:
-        assert spec.processes is not None
-        simulation, results, states = run_in_processes(
-            world, body, seed=seed, processes=spec.processes, intra_op_threads=spec.intra_op_threads
-        )
+    rows: list[StampedRow] = []
+
+    def take_row(row: StampedRow) -> None:
+        rows.append(row)
+        if on_row is not None:
+            on_row(row)
+
+    carrier = partial(run_in_threads, nth_core=os.getpid())
+    if spec.processes is not None:
+        carrier = partial(run_in_processes, processes=spec.processes)
+    simulation, results, states = carrier(
+        world, body, seed=seed, intra_op_threads=spec.intra_op_threads, on_row=take_row
+    )
     kernel = simulation.kernel
     timed = world.topology is not None
     return RunResult(
@@ -110,7 +117,7 @@ def run_ranks(
         rank_virtual_seconds=kernel.end_seconds if timed else None,
         compute_seconds=kernel.compute_seconds,
         exposed_seconds=kernel.exposed_seconds,
-        rows=kernel.rows,
+        rows=rows,
         traffic=[state.traffic for state in states],
     )
 

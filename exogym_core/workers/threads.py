@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
+    from netsim.kernel import StampedRow
 
 __all__ = ["run_in_threads"]
 
@@ -30,10 +31,17 @@ _SECONDS_BETWEEN_ROWS = 0.1
 class _ThreadRun:
     """One run: the simulation in the calling thread, every rank in a thread of its own."""
 
-    def __init__(self, world: World, seed: int, intra_op_threads: int, nth_core: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        seed: int,
+        intra_op_threads: int,
+        nth_core: int,
+        on_row: Callable[[StampedRow], None],
+    ) -> None:
         ranks = range(world.num_ranks)
         self.turns = Turns(ranks, seed, intra_op_threads, nth_core)
-        self.simulation = Simulation(world, self._let_run, self._completed, self._answered)
+        self.simulation = Simulation(world, self._let_run, self._completed, self._answered, on_row)
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.answers: dict[int, float | bool] = {}
@@ -137,6 +145,7 @@ def run_in_threads(
     seed: int,
     intra_op_threads: int,
     nth_core: int,
+    on_row: Callable[[StampedRow], None],
 ) -> tuple[Simulation, list[Any], list[RankState]]:
     """Run `body(comm)` on every rank of `world`.
 
@@ -146,7 +155,7 @@ def run_in_threads(
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
     """
-    run = _ThreadRun(world, seed, intra_op_threads, nth_core)
+    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row)
     try:
         run.run(body)
     except NetsimError as error:
