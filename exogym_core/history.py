@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -95,14 +95,13 @@ class Recorder:
     Args:
         result: to fill.
         timed: whether rows have virtual seconds.
-        on_event: told of every finished row with a `kind` of step, validation or correlation.
+        listeners: told of every finished row with a `kind` of step, validation or correlation.
     """
 
     def __init__(
-        self, result: FitResult, timed: bool, on_event: Callable[[Mapping[str, Any]], None] | None = None
+        self, result: FitResult, timed: bool, listeners: Sequence[Callable[[Mapping[str, Any]], None]] = ()
     ) -> None:
-        self._result, self._timed = result, timed
-        self._on_event = on_event if on_event is not None else lambda row: None
+        self._result, self._timed, self._listeners = result, timed, listeners
         self._steps: dict[int, list[StampedRow]] = {}
         self._validation: dict[int, Row] = {}
         self._examples = 0
@@ -117,9 +116,13 @@ class Recorder:
                 self._finish_step(self._steps.pop(row["step"]))
         elif "correlation" in row:
             self._result.correlation.append(dict(row))
-            self._on_event({"kind": "correlation", **row})
+            self._tell("correlation", dict(row))
         else:
             self._evaluated(marked)
+
+    def _tell(self, kind: str, row: Row) -> None:
+        for listener in self._listeners:
+            listener({"kind": kind, **row})
 
     def _finish_step(self, ranks: list[StampedRow]) -> None:
         ranks.sort(key=lambda marked: marked.rank)
@@ -146,7 +149,7 @@ class Recorder:
         result.history.append(merged)
         result.virtual_seconds = merged["virtual_seconds"]
         result.compute_utilisation = merged["compute_utilisation"]
-        self._on_event({"kind": "step", **merged})
+        self._tell("step", merged)
         if step in self._validation:
             self._finish_validation(step)
 
@@ -187,7 +190,7 @@ class Recorder:
         reached = result.target_loss is not None and finished["global_loss"] <= result.target_loss
         if reached and result.virtual_seconds_to_target is None:
             result.virtual_seconds_to_target = seconds
-        self._on_event({"kind": "validation", **finished})
+        self._tell("validation", finished)
 
 
 def mean_utilisation(compute_seconds: list[float], virtual_seconds: list[float]) -> float:

@@ -1,181 +1,142 @@
-"""Where rows of metrics go while a run goes on: CSV files as EXO Gym writes them, TensorBoard, Weights & Biases.
-
-A logger is anything with `write(row)` and `close()`. Rows have a `kind`: step, validation or correlation.
-"""
+"""Who listens to a run started with `fit(run_name=...)` or `fit(wandb_project=...)`."""
 
 from __future__ import annotations
 
+import importlib
 import json
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.names import file_name
 from exogym_core.record import TRAIN_COLUMNS, VALIDATION_COLUMNS, csv_text, make_private_folder, write_whole
-from netsim.errors import InputError
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from exogym_core.experiment import Experiment
-    from exogym_core.record import RunFolder
+    from torch import nn
 
-__all__ = ["FolderLogger", "Logger", "TensorBoardLogger", "WandbLogger", "open_loggers"]
+    from exogym_core.request import FitRequest
 
-_NOT_METRICS = ("kind", "step")
+__all__ = ["FolderLogger", "Logger", "WandbLogger", "make_loggers", "run_config"]
+
+X_AXES = {"step": "step", "examples": "examples_trained", "virtual_seconds": "virtual_seconds"}
 
 
 class Logger(Protocol):
-    """Takes rows as they come."""
+    """Takes a run's rows as they come."""
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """One row; `kind` tells what it is of."""
+    def event(self, row: Mapping[str, Any]) -> None:
+        """One row with its `kind`: step, validation or correlation."""
 
     def close(self) -> None:
-        """No more rows come."""
+        """The run is over, or has failed."""
 
 
 class FolderLogger:
-    """`logs/<run_name>/` with train.csv, validation.csv and config.json, as EXO Gym lays it out.
+    """`logs/<run_name>/` with train.csv, validation.csv and config.json, as EXO Gym writes them.
 
-    A name that is taken gets a number behind it: runs are never mixed. The files grow as rows come.
-
-    Args:
-        run_name: of the folder; made safe first.
-        config: plain values to keep with the metrics.
-        parent: where the folder is made.
+    A name that is taken gets a number behind it. Files are written whole at each evaluation and at the end.
 
     Attributes:
         path: the folder.
-
-    Raises:
-        RecordError: the folder or a file cannot be written.
     """
 
-    def __init__(self, run_name: str, config: Mapping[str, Any], parent: str | Path = "logs") -> None:
-        self.path = make_private_folder(Path(parent), run_name, numbered=False)
-        write_whole(self.path / "config.json", json.dumps(dict(config), indent=2, default=str) + "\n")
-        self._columns = {"step": TRAIN_COLUMNS, "validation": VALIDATION_COLUMNS, "correlation": ("step",)}
-        self._files = {"step": "train.csv", "validation": "validation.csv", "correlation": "correlation.csv"}
-        self._open: dict[str, Any] = {}
+    def __init__(self, run_name: str, config: Mapping[str, Any], parent: Path = Path("logs")) -> None:
+        self.path = make_private_folder(parent, run_name, numbered=False)
+        self._rows: dict[str, list[dict[str, Any]]] = {"step": [], "validation": [], "correlation": []}
+        write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
+        self._write()
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Add the row to the file of its kind."""
-        kind = str(row.get("kind", "step"))
-        plain = {key: value for key, value in row.items() if key != "kind"}
-        text = csv_text([plain], self._columns[kind])
-        if kind not in self._open:
-            # The first row settles the columns of the file.
-            self._columns[kind] = tuple(dict.fromkeys([*self._columns[kind], *plain]))
-            path = self.path / self._files[kind]
-            write_whole(path, "")
-            self._open[kind] = path.open("a", encoding="utf-8", newline="")
-        else:
-            text = text.split("\n", 1)[1]
-        self._open[kind].write(text)
-        self._open[kind].flush()
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Keep the row; an evaluation brings the files up to date."""
+        kept = {name: value for name, value in row.items() if name != "kind"}
+        self._rows[row["kind"]].append(kept)
+        if row["kind"] == "validation":
+            self._write()
 
     def close(self) -> None:
-        """Close the files."""
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
+        """Write what there is."""
+        self._write()
 
-
-class TensorBoardLogger:
-    """Scalars for TensorBoard, against virtual milliseconds where there is virtual time, else against steps.
-
-    Args:
-        path: a folder for the event file.
-
-    Raises:
-        InputError: TensorBoard is not installed.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise InputError(
-                "loggers: tensorboard is not installed: run: pip install 'netgym[tracking]'"
-            ) from None
-        self._writer = SummaryWriter(str(path))
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """One scalar a number of the row, once by step and once by virtual time."""
-        seconds = row.get("virtual_seconds")
-        for key, value in _metrics(row):
-            self._writer.add_scalar(key, value, row["step"])
-            if seconds is not None:
-                # Its axis takes whole numbers only, so virtual time is in milliseconds.
-                self._writer.add_scalar(f"by_virtual_ms/{key}", value, round(seconds * 1000))
-
-    def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
+    def _write(self) -> None:
+        write_whole(self.path / "train.csv", csv_text(self._rows["step"], TRAIN_COLUMNS))
+        write_whole(self.path / "validation.csv", csv_text(self._rows["validation"], VALIDATION_COLUMNS))
+        if self._rows["correlation"]:
+            write_whole(
+                self.path / "correlation.csv", csv_text(self._rows["correlation"], ["step", "correlation"])
+            )
 
 
 class WandbLogger:
-    """A Weights & Biases run, offline unless the environment says otherwise; virtual seconds are its step axis.
+    """Rows as metrics of a Weights & Biases run, with EXO Gym's names.
 
     Args:
-        project: of the run.
-        name: of the run.
-        config: plain values to keep with it.
-        path: a folder for its files.
+        project: where the run appears.
+        run_name: its name; None lets wandb choose.
+        config: shown beside it.
+        x_axis: `step`, `examples` or `virtual_seconds`.
 
     Raises:
         InputError: wandb is not installed.
+        UnknownNameError: no such axis.
     """
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any], path: str | Path) -> None:
+    def __init__(
+        self, project: str, run_name: str | None, config: Mapping[str, Any], x_axis: str = "step"
+    ) -> None:
+        if x_axis not in X_AXES:
+            raise unknown_name("log_x_axis", x_axis, X_AXES)
         try:
-            import wandb
+            wandb = importlib.import_module("wandb")
         except ImportError:
-            raise InputError("loggers: wandb is not installed: run: pip install 'netgym[tracking]'") from None
-        import os
+            raise InputError(
+                "fit: wandb_project needs wandb, which is not installed; run: pip install 'netgym[tracking]'"
+            ) from None
+        self._run = wandb.init(project=project, name=run_name, config=dict(config))
+        self._axis = X_AXES[x_axis]
+        self._run.define_metric(self._axis)
+        self._run.define_metric("*", step_metric=self._axis)
+        self._examples = 0
 
-        mode = os.environ.get("WANDB_MODE", "offline")
-        self._run = wandb.init(
-            project=project, name=name, config=dict(config), dir=str(path), mode=mode, reinit="create_new"
-        )
-        self._run.define_metric("virtual_seconds")
-        self._run.define_metric("*", step_metric="virtual_seconds")
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """All numbers of the row at once."""
-        self._run.log(dict(_metrics(row)) | {"step": row["step"]})
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Log the row's numbers."""
+        self._examples = row.get("examples_trained", self._examples)
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        self._run.log({"examples_trained": self._examples, **numbers})
 
     def close(self) -> None:
-        """End the run."""
+        """Finish the wandb run."""
         self._run.finish()
 
 
-def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, value in row.items():
-        if key not in _NOT_METRICS and isinstance(value, int | float) and not isinstance(value, bool):
-            yield key, value
+def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
+    """What identifies a run, in plain values."""
+    plain = (bool, int, float, str, type(None))
+    strategy = {
+        name: value if isinstance(value, plain) else repr(value)
+        for name, value in sorted(vars(request.strategy).items())
+        if not name.startswith("_")
+    }
+    own = {name: value for name, value in vars(request).items() if isinstance(value, plain)}
+    return {
+        "model": type(model).__name__,
+        "model_parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
+        "strategy": type(request.strategy).__name__,
+        "strategy_config": strategy,
+        "topology": request.topology.name if request.topology is not None else None,
+        "compute": request.compute.to_mapping() if request.compute is not None else None,
+        **own,
+    }
 
 
-@contextmanager
-def open_loggers(
-    names: Sequence[str], folder: RunFolder, label: str, experiment: Experiment
-) -> Iterator[list[Logger]]:
-    """The loggers of these names for one strategy of a run, closed at the end.
-
-    `csv` needs none: the run folder's metrics are always written.
-    """
+def make_loggers(request: FitRequest, model: nn.Module) -> list[Logger]:
+    """The loggers that the request names; none where logging is disabled."""
     loggers: list[Logger] = []
-    with ExitStack() as stack:
-        for name in names:
-            path = folder.path / name / file_name(label)
-            if name == "tensorboard":
-                loggers.append(TensorBoardLogger(path))
-            elif name == "wandb":
-                path.mkdir(parents=True, mode=0o700, exist_ok=True)
-                config = experiment.to_mapping()
-                loggers.append(WandbLogger(str(experiment.settings.name), label, config, path))
-            else:
-                continue
-            stack.callback(loggers[-1].close)
-        yield loggers
+    if request.disable_logging:
+        return loggers
+    config = run_config(request, model)
+    if request.wandb_project is not None:
+        loggers.append(WandbLogger(request.wandb_project, request.run_name, config, request.log_x_axis))
+    if request.run_name is not None:
+        loggers.append(FolderLogger(request.run_name, config))
+    return loggers

@@ -56,6 +56,9 @@ class FitRequest:
     dataloader_kwargs: Mapping[str, Any] | None
     seed: int
     run_name: str | None
+    wandb_project: str | None
+    log_x_axis: str
+    disable_logging: bool
     topology: Topology | None
     placement: Sequence[str] | None
     protocol: str | Mapping[str, Any] | None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
 from exogym_core.history import FitResult, Recorder, mean_utilisation
+from exogym_core.loggers import make_loggers
 from exogym_core.program import Program
 from exogym_core.request import FitRequest
 from netsim.errors import InputError, unknown_name
@@ -84,6 +85,9 @@ class Trainer:
         *,
         seed: int = 42,
         run_name: str | None = None,
+        wandb_project: str | None = None,
+        log_x_axis: str = "step",
+        disable_logging: bool = False,
         topology: Topology | str | Path | Mapping[str, Any] | None = None,
         placement: Sequence[str] | None = None,
         protocol: str | Mapping[str, Any] | None = None,
@@ -122,6 +126,9 @@ class Trainer:
             seed: of data order, of every rank's own random stream, and of virtual jitter.
             run_name: write `logs/<run_name>/` with train.csv, validation.csv and config.json. Nothing is
                 written without it.
+            wandb_project: log to Weights & Biases too (extra `tracking`).
+            log_x_axis: of these logs: `step`, `examples` or `virtual_seconds`.
+            disable_logging: neither of both.
             topology: the network: a file, the name of a shipped one, a mapping or a Topology. None: no
                 virtual time.
             placement: host names, one a rank; spread evenly over regions otherwise.
@@ -179,9 +186,22 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
 def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     """Run all ranks, fill `result`, and return the mean model's state."""
     request = program.request
-    recorder = Recorder(result, request.topology is not None, request.on_event)
     program.prepare()
     result.compute = program.compute.to_mapping() if program.compute is not None else None
+    loggers = make_loggers(request, program.model)
+    listeners: list[Callable[[Mapping[str, Any]], None]] = [logger.event for logger in loggers]
+    if request.on_event is not None:
+        listeners.append(request.on_event)
+    recorder = Recorder(result, request.topology is not None, listeners)
+    try:
+        return _run_ranks(program, recorder, result)
+    finally:
+        for logger in loggers:
+            logger.close()
+
+
+def _run_ranks(program: Program, recorder: Recorder, result: FitResult) -> dict[str, torch.Tensor]:
+    request = program.request
     run = run_ranks(
         program,
         request.num_nodes,

@@ -1,0 +1,125 @@
+"""What fit writes, and only when asked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.tasks import build_model
+from netsim.errors import InputError, RankError, UnknownNameError
+
+
+def data():
+    inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+
+
+def fit(model=None, **arguments):
+    model = model or build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
+    given = {
+        "strategy": DiLoCoStrategy(H=2),
+        "num_nodes": 2,
+        "device": "cpu",
+        "batch_size": 4,
+        "max_steps": 5,
+    }
+    return Trainer(model, data(), data()).fit(workers="threads", val_interval=2, **given | arguments)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_named_run_leaves_the_files_of_exo_gym(tmp_path):
+    result = fit(run_name="mine", correlation_interval=5).fit_result
+    folder = tmp_path / "logs" / "mine"
+    train, validation = rows(folder / "train.csv"), rows(folder / "validation.csv")
+    assert list(train[0])[:5] == ["step", "examples_trained", "train_loss", "train_perplexity", "lr"]
+    assert {"virtual_seconds", "bytes_sent"} <= train[0].keys()
+    assert list(validation[0])[:5] == [
+        "step",
+        "local_loss",
+        "local_perplexity",
+        "global_loss",
+        "global_perplexity",
+    ]
+    assert [float(row["train_loss"]) for row in train] == [row["train_loss"] for row in result.history]
+    assert [int(row["step"]) for row in validation] == [0, 2, 4, 5]
+    assert float(rows(folder / "correlation.csv")[0]["correlation"]) <= 1
+    config = json.loads((folder / "config.json").read_text())
+    assert config["strategy"] == "DiLoCoStrategy"
+    assert config["strategy_config"]["H"] == 2
+    assert config["model_parameters"] == pytest.approx(53e-6)
+    assert config["num_nodes"] == 2
+    fit(run_name="mine")
+    assert (tmp_path / "logs" / "mine-2").is_dir()
+
+
+def test_a_run_that_fails_leaves_what_it_did(tmp_path):
+    class Failing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
+            self.calls = 0
+
+        def forward(self, batch):
+            self.calls += self.training
+            if self.calls == 5:
+                raise ArithmeticError("enough")
+            return self.inner(batch)
+
+    with pytest.raises(RankError):
+        fit(Failing(), run_name="broken")
+    # How many steps were told before the failure depends on host time; they are in order.
+    steps = [int(row["step"]) for row in rows(tmp_path / "logs" / "broken" / "train.csv")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_name_cannot_leave_the_folder(tmp_path):
+    fit(run_name="../../else")
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_nothing_is_written_when_disabled(tmp_path):
+    fit(run_name="mine", wandb_project="theirs", disable_logging=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch):
+    logged, metrics, state = [], [], {}
+    run = types.SimpleNamespace(
+        log=logged.append,
+        define_metric=lambda name, **options: metrics.append((name, options)),
+        finish=lambda: state.update(finished=True),
+    )
+    module = types.ModuleType("wandb")
+    module.init = lambda **options: state.update(options) or run
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    fit(wandb_project="theirs", log_x_axis="examples")
+    assert state["project"] == "theirs"
+    assert state["finished"]
+    assert metrics == [("examples_trained", {}), ("*", {"step_metric": "examples_trained"})]
+    assert [row["examples_trained"] for row in logged if "local_loss" in row] == [0, 16, 32, 40]
+    assert [row["step"] for row in logged if "train_loss" in row] == [1, 2, 3, 4, 5]
+
+
+def test_wandb_that_is_missing_or_asked_wrongly(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"pip install 'netgym\[tracking\]'"):
+        fit(wandb_project="theirs")
+    with pytest.raises(UnknownNameError, match="did you mean 'examples'"):
+        fit(wandb_project="theirs", log_x_axis="example")

@@ -1,0 +1,186 @@
+"""One rank's loop: who goes first in the backward pass, equal starts, states that come back."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core.communicator import run_ranks
+from exogym_core.compute import Compute, StepDurations
+from exogym_core.data import EpochOrder, SharedData
+from exogym_core.history import FitResult, Recorder, mean_utilisation
+from exogym_core.node import LoopSettings, TrainNode
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
+from exogym_core.tasks import MLP, build_model
+from netsim.kernel import StampedRow
+
+
+def data(rank=0, world=1, batch=4, mini=2):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(48, 6, generator=generator)
+    dataset = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+    return SharedData(dataset, EpochOrder(48, True, 0), rank, world, batch, mini)
+
+
+def model(seed=0):
+    return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=seed)
+
+
+class Watching(AllReduceStrategy):
+    """Notes what the clock says when a gradient is ready."""
+
+    overlaps_backward = True
+
+    def setup(self, model, comm, max_steps, seed):
+        super().setup(model, comm, max_steps, seed)
+        self.seen = []
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: self.seen.append(comm.advanced))
+
+    def step(self):
+        self.seen.append(self.comm.advanced)
+        super().step()
+
+
+def clocked(comm):
+    """A communicator that also notes how far its rank has advanced."""
+
+    class Clocked(type(comm)):
+        advanced = 0.0
+
+        def advance(self, seconds):
+            self.advanced += seconds
+            super().advance(seconds)
+
+    comm.__class__ = Clocked
+    return comm
+
+
+@pytest.mark.parametrize("mini", [4, 2])
+def test_time_for_a_gradient_passes_before_the_strategy_sees_it(mini):
+    def body(comm):
+        strategy = Watching()
+        settings = LoopSettings(max_steps=1, batch_size=4, val_interval=None)
+        durations = StepDurations(Compute(), 6.0, seed=0, host=0)
+        node = TrainNode(clocked(comm), model(), strategy, data(mini=mini), settings, durations)
+        node.train()
+        return strategy.seen
+
+    (seen,) = run_ranks(body, 1).results
+    sizes = [parameter.numel() for parameter in model().parameters()]
+    seconds = 6.0 * mini / 4  # of the last micro-batch, which alone is spread out
+    *ready, stepped = seen[-5:]
+    shares = [after - before for before, after in itertools.pairwise([6.0 - seconds * 2 / 3, *ready])]
+    assert sorted(shares) == pytest.approx(sorted(seconds * 2 / 3 * size / sum(sizes) for size in sizes))
+    assert stepped == pytest.approx(6.0)
+
+
+def test_hooks_are_gone_after_training():
+    trained = model()
+
+    def body(comm):
+        settings = LoopSettings(max_steps=1, batch_size=4, val_interval=None)
+        durations = StepDurations(Compute(), 1.0, seed=0, host=0)
+        return TrainNode(comm, trained, AllReduceStrategy(), data(), settings, durations).train()
+
+    run_ranks(body, 1)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in trained.parameters())
+
+
+def test_all_ranks_start_as_rank_0_buffers_included():
+    class Buffered(MLP):
+        def __init__(self, rank):
+            super().__init__(6, [5], 3)
+            self.register_buffer("count", torch.tensor(rank))
+            self.register_buffer("flag", torch.tensor([rank == 0]))
+            torch.nn.init.constant_(self.layers[0].weight, float(rank + 1))
+
+    def body(comm):
+        settings = LoopSettings(max_steps=0, batch_size=4, val_interval=None)
+        node = TrainNode(comm, Buffered(comm.rank), AllReduceStrategy(), data(comm.rank, 3), settings)
+        return node.train(), comm.traffic.bytes_sent
+
+    for outcome, bytes_sent in run_ranks(body, 3).results:
+        assert int(outcome.state["count"]) == 0
+        assert bool(outcome.state["flag"])
+        assert float(outcome.state["layers.0.weight"].max()) == 1.0
+        assert bytes_sent == 0  # off the clock
+
+
+@pytest.mark.parametrize("make", [AllReduceStrategy, lambda: DiLoCoStrategy(H=3)])
+def test_a_node_goes_on_from_its_state(make):
+    def node(comm):
+        settings = LoopSettings(max_steps=9, batch_size=4, val_interval=None)
+        made = TrainNode(comm, model(), make(), data(comm.rank, 2), settings)
+        made.start()
+        return made
+
+    def body(comm):
+        whole = node(comm)
+        for _ in range(4):
+            whole.train_step(whole.data.next_step())
+        state = copy.deepcopy(whole.state_dict())
+        resumed = node(comm)
+        resumed.load_state_dict(state)
+        for each in (whole, resumed):
+            while each.local_step < 9:
+                each.train_step(each.data.next_step())
+        return whole.state_dict()["model"], resumed.state_dict()["model"]
+
+    for whole, resumed in run_ranks(body, 2).results:
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+# --- rows of ranks merged ----------------------------------------------------------------------------------------
+
+
+def marked(rank, seconds, **row):
+    return StampedRow(rank, seconds, seconds / 2, seconds / 2, row)
+
+
+def step_row(rank, seconds, step, loss, samples=2, sent=10):
+    counters = {"bytes_sent": sent * step, "payload_bytes": step, "wan_bytes": 0}
+    return marked(rank, seconds, step=step, loss=loss, samples=samples, lr=0.1, **counters)
+
+
+def test_rows_of_ranks_become_one_a_step():
+    result, events = FitResult(num_nodes=2, target_loss=1.5), []
+    recorder = Recorder(result, True, [events.append])
+    recorder.add(marked(0, 0.0, step=0, local_loss=3.0))
+    recorder.add(marked(1, 0.0, step=0, global_loss=2.0, accuracy=None))
+    recorder.add(step_row(1, 1.0, 1, 1.0, samples=1))
+    recorder.add(step_row(0, 2.0, 1, 4.0, samples=2))
+    recorder.add(step_row(1, 2.5, 2, 1.0))
+    recorder.add(marked(1, 2.5, step=2, global_loss=1.5, accuracy=0.5))
+    assert len(result.validation) == 1  # rank 0 has not finished step 2 yet
+    recorder.add(step_row(0, 4.0, 2, 2.0))
+    recorder.add(marked(0, 4.0, step=2, local_loss=1.0))
+    assert [row["train_loss"] for row in result.history] == [3.0, 1.5]
+    assert [row["virtual_seconds"] for row in result.history] == [2.0, 4.0]
+    assert [row["examples_trained"] for row in result.history] == [3, 7]
+    assert [row["bytes_sent"] for row in result.history] == [20, 40]
+    assert [row["compute_utilisation"] for row in result.history] == [0.5, 0.5]
+    assert [row["virtual_seconds"] for row in result.validation] == [0.0, 4.0]
+    assert (result.final_loss, result.accuracy, result.virtual_seconds_to_target) == (1.5, 0.5, 4.0)
+    assert [event["kind"] for event in events] == ["validation", "step", "step", "validation"]
+
+
+def test_order_of_arrival_changes_no_bit():
+    losses = [0.1, 0.2, 0.3]
+    sums = set()
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        result = FitResult(num_nodes=3)
+        recorder = Recorder(result, False)
+        for rank in order:
+            recorder.add(step_row(rank, 0.0, 1, losses[rank]))
+        sums.add(result.history[0]["train_loss"])
+        assert result.history[0]["virtual_seconds"] is None
+    assert len(sums) == 1
+
+
+def test_utilisation_of_a_clock_that_never_moved_is_whole():
+    assert mean_utilisation([0.0, 1.0], [0.0, 2.0]) == 0.75
