@@ -1,0 +1,249 @@
+"""However a run in processes ends, it ends soon, says who failed and how, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from conformance_cases import run
+
+from exogym_core.communicator.gloo import GlooCommunicator, launch_gloo
+from exogym_core.workers.children import Channel, Children
+from netsim.errors import DeadlockError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from exogym_core.communicator import Communicator
+
+PROCESSES = ["processes", "gloo"]
+
+
+def _left_behind() -> tuple[list[str], int, list[str]]:
+    """Descriptors, threads and shared memory of this process; children must be reaped."""
+    gc.collect()  # mapped memory goes with the last tensor in it
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    return sorted(os.listdir("/proc/self/fd")), threading.active_count(), sorted(os.listdir("/dev/shm"))
+
+
+def _failure_of(transport: str, body: Callable[[Communicator], Any], num_ranks: int) -> tuple[str, int]:
+    """What a run raises: its text and the rank that it names. The traceback would keep the run's parts alive."""
+    with pytest.raises(RankError) as caught:
+        run(transport, body, num_ranks)
+    return str(caught.value), caught.value.rank
+
+
+def _dies(how: Callable[[], Any]) -> Callable[[Communicator], None]:
+    """Rank 1 ends in the middle of what the others wait for."""
+
+    def body(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(3))
+        if comm.rank == 1:
+            faulthandler.disable()  # pytest's would write the stack of a fault that is meant
+            how()
+        comm.all_reduce(torch.ones(3))
+
+    return body
+
+
+_DEATHS = {
+    "killed by signal 9 (SIGKILL)": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "killed by signal 11 (SIGSEGV)": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit code 7": lambda: os._exit(7),
+}
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+@pytest.mark.parametrize("told", _DEATHS)
+def test_a_dead_process_is_named_with_its_signal_or_exit_code(told: str, transport: str) -> None:
+    before = _left_behind()
+    text, rank = _failure_of(transport, _dies(_DEATHS[told]), 2)
+    first = text.splitlines()[0]
+    assert "rank 1" in first
+    assert told in first
+    assert rank == 1
+    assert _left_behind() == before
+
+
+def _raises() -> None:
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_an_exception_is_told_first_and_once(transport: str) -> None:
+    before = _left_behind()
+    text, _ = _failure_of(transport, _dies(_raises), 3)
+    assert text.startswith("rank 1 failed at test_endings.py:")
+    assert "KeyError: 'mine'" in text.splitlines()[0]
+    assert text.count("Traceback") == 1
+    assert _left_behind() == before
+
+
+def test_what_the_others_were_doing_is_told_in_a_line_each() -> None:
+    with pytest.raises(RankError) as caught:
+        launch_gloo(_dies(_raises), 3)
+    lines = str(caught.value).splitlines()
+    assert lines[-3] == "other ranks:"
+    for rank, line in zip((0, 2), lines[-2:], strict=True):
+        assert line.startswith(f"  rank {rank}: waits in all_reduce(float32[3], op=sum) at test_endings.py:")
+
+
+def _hides_the_cause(comm: Communicator) -> None:
+    try:
+        if comm.rank == 1:
+            raise ValueError("the cause")
+    finally:
+        comm.barrier() if comm.rank == 1 else comm.all_reduce(torch.ones(2))
+
+
+def test_a_collective_in_a_finally_block_does_not_hide_the_cause() -> None:
+    with pytest.raises(RankError, match="ValueError: the cause"):
+        launch_gloo(_hides_the_cause, 3)
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_a_success_leaves_nothing(transport: str) -> None:
+    run(transport, lambda comm: comm.barrier(), 2)
+    before = _left_behind()
+    run(transport, lambda comm: comm.group([1, 0]).all_reduce(torch.ones(2), async_op=True).wait(), 2)
+    assert _left_behind() == before
+
+
+def test_many_failed_runs_leave_nothing() -> None:
+    before = _left_behind()
+    for _ in range(20):
+        with pytest.raises(RankError):
+            launch_gloo(_dies(_raises), 2)
+    assert _left_behind() == before
+
+
+def _waits_for_ever(comm: GlooCommunicator) -> None:
+    if comm.rank == 0:
+        comm.all_reduce(torch.ones(2))
+    else:
+        signal.pause()
+
+
+def test_a_rank_that_never_calls_costs_the_time_out_and_is_named() -> None:
+    with pytest.raises(DeadlockError) as caught:
+        launch_gloo(_waits_for_ever, 2, timeout_seconds=0.2)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("rank 0 waits in all_reduce(float32[2], op=sum) at test_endings.py:")
+    assert "within 0.2 s" in lines[0]
+    assert lines[-1] == "  rank 1: was computing, or waiting for something else"
+
+
+def _never_received(comm: GlooCommunicator) -> None:
+    if comm.rank == 0:
+        comm.isend(torch.ones(2), 1)
+
+
+def test_a_message_that_nobody_receives_is_told_at_the_end() -> None:
+    with pytest.raises(
+        DeadlockError, match=r"every rank has ended, but rank 0 send\(float32\[2\]\) at .*rank 1"
+    ):
+        launch_gloo(_never_received, 2)
+
+
+def _listening(comm: GlooCommunicator) -> list[str]:
+    """Addresses at which this process listens."""
+    comm.group([1, 0]).barrier()
+    own = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+    found = []
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{name}") as table:
+            rows = [line.split() for line in table.readlines()[1:]]
+        found += [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+    return found
+
+
+def test_ranks_listen_on_loopback_only() -> None:
+    listening = launch_gloo(_listening, 2).results
+    assert all(addresses for addresses in listening)  # or the test would see nothing
+    assert all(address.startswith("0100007F:") for addresses in listening for address in addresses)
+
+
+_SCRIPT = """
+import os, signal, sys
+import torch
+from exogym_core.communicator.gloo import launch_gloo
+
+def body(comm):
+    comm.barrier()
+    comm.mark({"pid": os.getpid()})
+    while True:
+        comm.all_reduce(torch.ones(3))
+
+def tell(rank, row):
+    print(row["pid"], flush=True)
+
+launch_gloo(body, 2, on_mark=tell)  # not guarded: no child imports this script
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ranks_end_with_the_parent_whatever_ends_it(number: signal.Signals, tmp_path: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # A background shell hands SIGINT down ignored; here it must arrive.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as parent:
+        assert parent.stdout is not None
+        ranks = [os.pidfd_open(int(parent.stdout.readline())) for _ in range(2)]
+        parent.send_signal(number)
+        _, errors = parent.communicate(timeout=60)
+        assert parent.returncode == -number
+        assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0)
+    for rank in ranks:
+        assert select.select([rank], [], [], 60.0)[0]
+        os.close(rank)
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def _under_torchrun(port: int) -> Callable[[int, Channel], None]:
+    def target(index: int, channel: Channel) -> None:
+        torch.set_num_threads(1)
+        os.environ.update(
+            RANK=str(index),
+            WORLD_SIZE="2",
+            LOCAL_RANK=str(index),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        with GlooCommunicator.from_environment(backend="gloo") as comm:
+            total = comm.all_reduce(torch.tensor([comm.rank + 1])).item()
+            channel.send((total, comm.group([1, 0]).all_gather_object(index), _listening(comm)))
+
+    return target
+
+
+def test_ranks_started_by_torchrun_find_each_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Children(_under_torchrun(port), 2) as children:
+        answers = [channel.recv() for channel in children.channels]
+    assert [answer[:2] for answer in answers] == [(3, [1, 0])] * 2
+    assert all(address.startswith("0100007F:") for answer in answers for address in answer[2])
