@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 # torch, matplotlib and what imports them are imported inside commands: `netgym --help` answers at once.
 
-_PLAIN_WIDTH = 150  # of tables that go to a file or a pipe
+_PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
 
 
 @dataclass

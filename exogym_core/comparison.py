@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.compute import Compute
 from exogym_core.history import FitResult
-from exogym_core.loggers import open_loggers
+from exogym_core.tracking import open_loggers
 from exogym_core.trainer import Trainer
 from netsim.errors import InputError
 
@@ -112,12 +112,12 @@ def _fit(
     elif settings.device != "auto":
         device["device"] = settings.device
     workers = settings.workers.model_dump(exclude={"count"})
-    with open_loggers(settings.loggers, folder, str(entry.label), experiment) as loggers:
+    with open_loggers(experiment, folder, str(entry.label)) as loggers:
 
         def tell(row: Mapping[str, Any]) -> None:
             audience.event(row)
             for logger in loggers:
-                logger.write(row)
+                logger.event(row)
 
         try:
             return trainer.fit(

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from exogym_core.names import unique_labels
 from exogym_core.overrides import apply_overrides
-from netsim.documents import Document, Schema, load_document, parse_document, validate
+from netsim.documents import Document, KeyPath, Schema, load_document, parse_document, validate
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class Experiment:
         try:
             return build_task(task.name, **task.options)
         except InputError as error:
-            raise self.document.error(("task",), error) from error
+            raise self.document.error(_blamed(("task",), task, error), error) from error
 
     def build_model(self, task: Task) -> nn.Module:
         """The model with its initial parameters, drawn from the seed."""
@@ -241,7 +241,8 @@ class Experiment:
         try:
             return build_model(name, task, seed=self.settings.seed, **options)
         except InputError as error:
-            raise self.document.error(("model",), error) from error
+            path = _blamed(("model",), model, error) if model else ("task",)
+            raise self.document.error(path, error) from error
 
     def build_strategy(self, entry: StrategySettings) -> Strategy:
         """A fresh strategy object."""
@@ -255,7 +256,7 @@ class Experiment:
         except (InputError, TypeError) as error:
             told = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
             position = [other.label for other in self.strategies].index(entry.label)
-            raise self.document.error(("strategies", position), told) from error
+            raise self.document.error(_blamed(("strategies", position), entry, told), told) from error
 
     def with_compute(self, compute: Compute) -> Experiment:
         """This with another compute time, such as a measured one."""
@@ -307,6 +308,14 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _represent_text)
+
+
+def _blamed(path: KeyPath, named: Named, error: InputError) -> KeyPath:
+    """`path`, and the option in it that the error is about, if its text names one."""
+    text = str(error)
+    places = {key: max(text.find(f"'{key}'"), text.find(f"{key}=")) for key in named.options}
+    found = [key for key, place in places.items() if place >= 0]
+    return (*path, min(found, key=lambda key: places[key])) if found else path
 
 
 def _at(document: Document, path: tuple[str, ...], call: Any, *arguments: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +64,20 @@ def apply_overrides(
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
-        path = _place(data, key.strip().split("."), parse_document(value, flag).data, flag)
+        path = _place(data, key.strip().split("."), _read(value, flag), flag)
         flags[path] = flag
     for name, given in (options or {}).items():
         data[name] = given
         flags[(name,)] = f"--{name} {given}"
     return _Overridden(document.where, data, document.lines, flags)
+
+
+def _read(value: str, flag: str) -> object:
+    try:
+        return parse_document(value, flag).data
+    except InputError as error:
+        # A flag has no lines.
+        raise type(error)(re.sub(rf"^{re.escape(flag)}:\d+: ", lambda _: f"{flag}: ", str(error))) from None
 
 
 def _place(data: dict[str, Any], keys: Sequence[str], value: object, flag: str) -> KeyPath:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveProgress", "PlainProgress", "progress_for"]
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_TO_FIRST_LINE = 1.0
 _NAME_WIDTH = 24
 
 
@@ -65,7 +66,8 @@ class PlainProgress:
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
         """Say which strategy starts."""
         self._label, self._num_steps = visible(label, 40), num_steps
-        self._begun = self._last = time.monotonic()
+        self._begun = time.monotonic()
+        self._last = self._begun - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
         line = f"{self._label} ({position} of {num_strategies}): {num_steps} steps"
         self._write(line)
         self._log(line)

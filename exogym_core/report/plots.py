@@ -145,7 +145,7 @@ def _where_the_time_went(axes: Axes, results: Results) -> bool:
     longest = max(seconds for _, seconds, _ in known)
     for row, (_, seconds, share) in enumerate(known):
         axes.annotate(
-            f"{share:.0%} computing",
+            f"{share:.1%} computing",
             (seconds, row),
             xytext=(4, 0),
             textcoords="offset points",
@@ -157,5 +157,5 @@ def _where_the_time_went(axes: Axes, results: Results) -> bool:
     axes.grid(visible=False, axis="y")
     axes.set_title("Where the time went")
     axes.set_xlabel("virtual time of a worker (s)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=2)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=2)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -28,8 +29,8 @@ def table_headings(results: Results) -> list[str]:
         "virtual time",
         f"to loss {target:g}" if target is not None else "to target",
         "compute utilisation",
-        "bytes sent per worker",
-        "bytes over WAN",
+        "sent per worker",
+        "sent over WAN",
         "bytes saved",
         "time saved",
     ]
@@ -42,9 +43,11 @@ def table_cells(results: Results) -> list[list[str]]:
 
 def rich_table(results: Results, *, winner: str | None = None) -> Table:
     """The table for a terminal; the winner's row is bold."""
-    table = Table(title=None, header_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
     for position, heading in enumerate(table_headings(results)):
-        table.add_column(heading, justify="left" if position == 0 else "right", overflow="fold")
+        # Narrow: one word a line, so that the table fits a terminal of 100 columns.
+        words = Text("\n".join(heading.split(" ", 1)))
+        table.add_column(words, justify="left" if position == 0 else "right", no_wrap=position == 0)
     for result, cells in zip(results.strategies, table_cells(results), strict=True):
         # As `Text`, since markup in a name would be obeyed.
         table.add_row(*map(Text, cells), style="bold green" if result.name == winner else "")

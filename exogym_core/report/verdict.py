@@ -114,9 +114,9 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
     if other is not None and other.bytes_sent_per_worker is not None:
         text += f" ({visible(other.name, 40)}: {format_bytes(other.bytes_sent_per_worker)})"
     if winner.compute_utilisation is not None:
-        text += f" and its workers compute {winner.compute_utilisation:.0%} of the time"
+        text += f" and its workers compute {winner.compute_utilisation:.1%} of the time"
         if other is not None and other.compute_utilisation is not None:
-            text += f" instead of {other.compute_utilisation:.0%}"
+            text += f" instead of {other.compute_utilisation:.1%}"
     return f"{text}."
 
 

@@ -1,0 +1,308 @@
+"""`netgym` as users run it, on an experiment of six steps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from safetensors.torch import load_file
+
+from exogym_core.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SMALL = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [8]}
+workers: {count: 4, kind: threads}
+device: cpu
+topology: two-datacenters
+compute: 50 ms
+steps: 6
+batch_size: 4
+evaluate: {every: 2, samples: 32}
+target_loss: 2.4
+strategies:
+  - AllReduce
+  - {name: DiLoCo, H: 3}
+  - {name: SPARTA+DiLoCo, H: 3, p_sparta: 0.5}
+"""
+
+SUMMARY_KEYS = [
+    "name",
+    "final_loss",
+    "accuracy",
+    "virtual_seconds",
+    "virtual_seconds_to_target",
+    "compute_utilisation",
+    "bytes_sent_per_worker",
+    "wan_bytes",
+]
+
+
+class Netgym:
+    """Runs commands in this process, in a folder of their own."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._capture = folder, capture
+        self.experiment = folder / "small.yaml"
+        self.experiment.write_text(SMALL)
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """The exit code, what went to stdout and what went to stderr."""
+        self._capture.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = self._capture.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    def run(self, *arguments: object) -> Path:
+        """Run a command that must succeed; returns the folder that it names last."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return self.folder / out.splitlines()[-1]
+
+
+@pytest.fixture
+def netgym(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Netgym:
+    monkeypatch.chdir(tmp_path)
+    return Netgym(tmp_path, capsys)
+
+
+def results_of(folder: Path) -> dict[str, bytes]:
+    """What must be equal between equal runs, by path."""
+    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+class TestCompare:
+    def test_the_run_folder_holds_what_the_design_says(self, netgym: Netgym) -> None:
+        code, out, err = netgym("compare", netgym.experiment)
+        assert code == 0, err
+        folder = netgym.folder / "runs" / "small-1"
+        assert out.splitlines()[-1] == str(Path("runs/small-1"))
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        labels = ("AllReduce", "DiLoCo", "SPARTA+DiLoCo")
+        assert files == {
+            *("experiment.yaml", "environment.json", "summary.json", "report.html", "log.txt"),
+            *(f"metrics/{label}.csv" for label in labels),
+            *(f"metrics/{label}.validation.csv" for label in labels),
+            *(f"models/{label}.safetensors" for label in labels),
+            *(f"plots/{name}.png" for name in ("loss_against_bytes", "loss_against_time")),
+            "plots/where_the_time_went.png",
+        }
+        for path in [folder, *folder.rglob("*")]:
+            assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+        assert "first, after" in out
+        assert "DiLoCo (2 of 3): 6 steps" in err
+
+    def test_metrics_summary_and_models_parse(self, netgym: Netgym) -> None:
+        folder = netgym.run("compare", netgym.experiment, "--out", netgym.folder / "out")
+        summary = json.loads((folder / "summary.json").read_text())
+        assert [list(entry)[: len(SUMMARY_KEYS)] for entry in summary] == [SUMMARY_KEYS] * 3
+        assert [entry["name"] for entry in summary] == ["AllReduce", "DiLoCo", "SPARTA+DiLoCo"]
+        for entry in summary:
+            assert 0 < entry["compute_utilisation"] < 1
+            with (folder / "metrics" / f"{entry['name']}.csv").open() as file:
+                rows = list(csv.DictReader(file))
+            assert [row["step"] for row in rows] == list("123456")
+            assert list(rows[0])[:7] == [
+                *("step", "examples_trained", "train_loss", "train_perplexity", "lr"),
+                *("virtual_seconds", "bytes_sent"),
+            ]
+            assert int(rows[-1]["bytes_sent"]) == entry["bytes_sent"] == entry["bytes_sent_per_worker"] * 4
+            with (folder / "metrics" / f"{entry['name']}.validation.csv").open() as file:
+                validation = list(csv.DictReader(file))
+            assert [row["step"] for row in validation] == list("0246")
+            assert float(validation[-1]["global_loss"]) == entry["final_loss"]
+            state = load_file(folder / "models" / f"{entry['name']}.safetensors")
+            assert sum(tensor.numel() for tensor in state.values()) == 64 * 8 + 8 + 8 * 10 + 10
+
+    def test_equal_experiments_give_equal_bytes(self, netgym: Netgym) -> None:
+        first = netgym.run("compare", netgym.experiment)
+        again = netgym.run("compare", netgym.experiment, "--set", "workers={count: 4, kind: processes}")
+        stored = netgym.run("compare", first / "experiment.yaml", "--out", netgym.folder / "stored")
+        assert first.name == "small-1"
+        assert again.name == "small-2"
+        assert results_of(first) == results_of(again) == results_of(stored)
+
+    def test_a_stored_experiment_runs_again_to_the_same_digest(self, netgym: Netgym) -> None:
+        _, out, _ = netgym("run", netgym.experiment, "--strategy", "DiLoCo")
+        *_, digest, folder = out.splitlines()
+        _, again, _ = netgym("run", Path(folder) / "experiment.yaml")
+        assert digest.startswith("digest ")
+        assert again.splitlines()[-2] == digest
+
+    def test_without_a_network_there_is_no_virtual_time(self, netgym: Netgym) -> None:
+        folder = netgym.run("run", netgym.experiment, "--strategy", "DiLoCo", "--set", "topology=null")
+        (entry,) = json.loads((folder / "summary.json").read_text())
+        assert entry["virtual_seconds"] is None
+        assert entry["bytes_sent_per_worker"] > 0
+
+    def test_flags_override_the_file(self, netgym: Netgym) -> None:
+        arguments = ("--topology", "lan", "--set", "steps=2", "--set", "strategies.DiLoCo.H=1")
+        folder = netgym.run("run", netgym.experiment, "--strategy", "DiLoCo", *arguments)
+        (entry,) = json.loads((folder / "summary.json").read_text())
+        assert entry["steps"] == 2
+        assert "name: lan" in (folder / "experiment.yaml").read_text()
+
+    def test_report_rebuilds_the_page(self, netgym: Netgym) -> None:
+        folder = netgym.run("compare", netgym.experiment)
+        page = (folder / "report.html").read_text()
+        before = results_of(folder)
+        (folder / "report.html").unlink()
+        (folder / "plots" / "loss_against_time.png").unlink()
+        assert netgym.run("report", folder) == folder
+        assert (folder / "report.html").read_text() == page
+        assert results_of(folder) == before
+
+    def test_names_cannot_leave_the_folder_nor_break_the_page(self, netgym: Netgym) -> None:
+        name = "../../<script>alert(1)</script>"
+        netgym.experiment.write_text(
+            SMALL.replace("name: small", f"name: '{name}'").replace(
+                "name: DiLoCo", f"name: DiLoCo, label: '{name}'"
+            )
+        )
+        folder = netgym.run("compare", netgym.experiment, "--set", "steps=1")
+        assert folder.parent == netgym.folder / "runs"
+        assert {path.name for path in netgym.folder.iterdir()} == {"runs", "small.yaml"}
+        assert "<script" not in (folder / "report.html").read_text()
+
+
+BAD_COMMANDS = [
+    ("compare nowhere.yaml", "nowhere.yaml: cannot be read: No such file or directory"),
+    ("compare small.yaml --set steps", "--set steps: expected KEY=VALUE, such as --set steps=20"),
+    ("compare small.yaml --set steps=x", "--set steps=x: steps: expected a whole number, got 'x'"),
+    ("compare small.yaml --out full", "--out full: the folder is not empty: choose a new or empty one"),
+    (
+        "run small.yaml",
+        "small.yaml: has several strategies: add --strategy with one of AllReduce, DiLoCo, SPARTA+DiLoCo, "
+        "or use: netgym compare",
+    ),
+    (
+        "run small.yaml --strategy dilocco",
+        "small.yaml:13: strategies: unknown strategy 'dilocco': did you mean 'DiLoCo'? "
+        "Accepted: DiLoCo, SPARTA+DiLoCo, AllReduce",
+    ),
+    ("report full", "full: is no run folder: it has no experiment.yaml"),
+    ("list strategy", "unknown list 'strategy': did you mean 'strategies'? Accepted: strategies, "),
+    (
+        "compare small.yaml --set task=digts",
+        "--set task=digts: task: unknown task 'digts': did you mean 'digits'? ",
+    ),
+    ("validate broken.yaml", "broken.yaml:2: not valid YAML: "),
+    ("comparr", "No such command 'comparr'"),
+    ("compare", "Missing argument 'EXPERIMENT'"),
+    ("compare small.yaml --sett a=1", "No such option"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), BAD_COMMANDS)
+def test_mistakes_are_one_line_and_exit_code_2(netgym: Netgym, arguments: str, line: str) -> None:
+    (netgym.folder / "full").mkdir()
+    (netgym.folder / "full" / "file").write_text("x")
+    (netgym.folder / "broken.yaml").write_text("a: [")
+    code, out, err = netgym(*arguments.split())
+    assert code == 2
+    assert out == ""
+    errors = [told for told in err.splitlines() if told.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: {line}")
+    assert "Traceback" not in err
+    assert not list(netgym.folder.glob("runs/*")), "a run that could not begin leaves no folder"
+
+
+def test_debug_shows_the_traceback(netgym: Netgym) -> None:
+    code, _, err = netgym("compare", "nowhere.yaml", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_list_shows_every_section(netgym: Netgym) -> None:
+    code, out, _ = netgym("list")
+    assert code == 0
+    for name in ("SPARTA+DiLoCo", "digits", "gpt", "wan-4-regions", "rtx-4090", "linux-tcp"):
+        assert f"  {name} " in out or f"  {name}\n" in out
+    assert netgym("list", "tasks")[1].startswith("tasks\n  digits ")
+
+
+def test_validate_takes_experiments_and_topologies(netgym: Netgym) -> None:
+    network = netgym.folder / "net.yaml"
+    network.write_text(
+        "name: n\nhosts: {a: {}, b: {}}\nlinks:\n  - {between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}\n"
+    )
+    assert netgym("validate", "small.yaml")[:2] == (
+        0,
+        "small.yaml: valid: experiment of 4 workers and 3 strategies\n",
+    )
+    assert netgym("validate", "net.yaml")[:2] == (0, "net.yaml: valid: topology of 2 hosts and 2 links\n")
+    network.write_text(network.read_text().replace("1 ms", "1"))
+    code, _, err = netgym("validate", "net.yaml")
+    assert code == 2
+    assert err.startswith("error: net.yaml:4: links[0].latency: ")
+
+
+def test_version_and_help(netgym: Netgym) -> None:
+    assert netgym("--version")[1].startswith("netgym ")
+    assert "compare" in netgym("--help")[1]
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, exogym_core.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process of its own that would take for ever, once it has trained a few steps."""
+    (tmp_path / "small.yaml").write_text(SMALL.replace("steps: 6", "steps: 1000000"))
+    command = [sys.executable, "-m", "exogym_core", "compare", "small.yaml", "--out", "out"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:  # blocks until there is one: nothing is waited for by the clock
+        if line.startswith("AllReduce: step "):
+            break
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_in_order(
+    long_run: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    long_run.send_signal(number)
+    _, err = long_run.communicate(timeout=60)
+    assert long_run.returncode == code
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("interrupted: what was done is in out, marked incomplete")
+    (entry,) = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert entry["name"] == "AllReduce"
+    assert entry["incomplete"] is True
+    assert entry["steps"] > 0
+    rows = (tmp_path / "out" / "metrics" / "AllReduce.csv").read_text().splitlines()
+    assert len(rows) == entry["steps"] + 1
+    report: Any = subprocess.run(
+        [sys.executable, "-m", "exogym_core", "report", "out"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "AllReduce (incomplete)" in report.stdout
+    assert "stopped before its end" in (tmp_path / "out" / "report.html").read_text()

@@ -1,0 +1,83 @@
+"""fit in processes that torchrun has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys, warnings
+warnings.simplefilter("error")
+import torch
+from torch.utils.data import TensorDataset
+from exogym_core import Trainer
+from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.tasks import build_model
+
+inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+# An own, different start on every process: rank 0's is the one that counts.
+model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=int(sys.argv[1]))
+arguments = json.loads(sys.argv[2])
+trained = Trainer(model, data, data).fit(strategy=DiLoCoStrategy(H=2), device="cpu", max_steps=5, batch_size=4,
+                                         val_interval=2, **arguments)
+result = trained.fit_result
+print(json.dumps({
+    "losses": [row["train_loss"] for row in result.history],
+    "validation": [row["global_loss"] for row in result.validation],
+    "bytes_sent": result.bytes_sent,
+    "ranks": len(result.rank_states),
+    "weights": trained.state_dict()["layers.0.weight"].sum().item(),
+}))
+"""
+
+
+def run(start, arguments, **environment):
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(start), json.dumps(arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+def outcome(process):
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def test_processes_of_torchrun_train_together_as_simulated_ranks_do():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        run(rank, {"transport": "gloo"}, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
+    ]
+    simulated = outcome(run(0, {"num_nodes": 2}))
+    first, second = map(outcome, started)
+    assert first == second
+    for name in ("losses", "validation", "weights"):
+        assert first[name] == pytest.approx(simulated[name], rel=1e-4)
+    assert first["bytes_sent"] == simulated["bytes_sent"]
+    assert first["ranks"] == 2
+
+
+def test_num_nodes_must_be_torchruns(monkeypatch):
+    from exogym_core import Trainer
+    from exogym_core.strategy import AllReduceStrategy
+    from exogym_core.tasks import MLP
+    from netsim.errors import InputError
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="num_nodes is 4, but torchrun has started 2 processes"):
+        Trainer(MLP(), []).fit(strategy=AllReduceStrategy(), num_nodes=4, transport="gloo")

@@ -1,0 +1,182 @@
+"""Run folders: private, whole, and inside their parent whatever the name."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from exogym_core.loggers import FolderLogger
+from exogym_core.names import file_name, unique_labels, visible
+from exogym_core.record import RecordError, RunFolder, csv_text, write_whole
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ESCAPES = [
+    "..",
+    ".",
+    "",
+    "../../x",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "..\\..\\x",
+    "~",
+    "~root/x",
+    "a\x00b",
+    "x" * 300,
+    "a\u202eb",
+    "a\nb",
+    "-rf",
+    ".hidden",
+    "CON",
+    "$(id)",
+    "%2e%2e",
+    "\u2215etc",
+]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_run_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    parent = tmp_path / "runs"
+    folder = RunFolder.create(None, name, parent)
+    logger = FolderLogger(name, {}, parent)
+    for path in (folder.path, logger.path):
+        assert path.resolve().parent == parent.resolve()
+        assert len(path.name) <= 90
+        assert path.name.isprintable()
+        assert path.name.isascii()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    parent = tmp_path / "runs"
+    parent.mkdir()
+    (parent / "digits-1").symlink_to(outside)
+    folder = RunFolder.create(None, "digits", parent)
+    folder.write_text("metrics/a.csv", "x")
+    assert folder.path.name == "digits-2"
+    assert not any(outside.iterdir())
+
+
+def test_a_taken_log_name_gets_a_number(tmp_path: Path) -> None:
+    names = [FolderLogger("mine", {"H": 3}, tmp_path).path.name for _ in range(3)]
+    assert names == ["mine", "mine-2", "mine-3"]
+    assert json.loads((tmp_path / "mine" / "config.json").read_text()) == {"H": 3}
+
+
+def test_logs_have_exo_gyms_columns_first(tmp_path: Path) -> None:
+    logger = FolderLogger("mine", {}, tmp_path)
+    step = {"step": 1, "examples_trained": 8, "train_loss": 0.5, "train_perplexity": 1.6, "lr": 0.1}
+    logger.event({"kind": "step", **step, "virtual_seconds": 2.0, "extra": 1})
+    logger.event({"kind": "step", **step, "step": 2})
+    logger.event({"kind": "validation", "step": 0, "local_loss": 1.0, "global_loss": 2.0})
+    logger.close()
+    lines = (logger.path / "train.csv").read_text().splitlines()
+    assert lines[0].startswith(
+        "step,examples_trained,train_loss,train_perplexity,lr,virtual_seconds,bytes_sent"
+    )
+    assert lines[1].endswith(",1")
+    assert lines[2].endswith(",")
+    assert [line.count(",") for line in lines] == [lines[0].count(",")] * 3
+    header = (logger.path / "validation.csv").read_text().splitlines()[0]
+    assert header.startswith("step,local_loss,local_perplexity,global_loss,global_perplexity,virtual_seconds")
+
+
+def test_everything_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = RunFolder.create(tmp_path / "out", "digits")
+        folder.write_environment()
+        folder.write_strategy("DiLoCo", [{"step": 1}], [], {"w": torch.zeros(2)})
+        folder.log("a\x1b[31mline")
+    finally:
+        os.umask(before)
+    for path in [folder.path, *folder.path.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    assert (folder.path / "log.txt").read_text() == "a\\x1b[31mline\n"
+    assert "/" not in (folder.path / "environment.json").read_text()
+
+
+def test_tied_weights_are_written(tmp_path: Path) -> None:
+    weight = torch.arange(4.0)
+    folder = RunFolder.create(tmp_path / "out", "digits")
+    folder.write_strategy("SPARTA+DiLoCo", [], [], {"b": weight, "a": weight})
+    loaded = load_file(folder.path / "models" / "SPARTA+DiLoCo.safetensors")
+    assert torch.equal(loaded["a"], weight)
+
+
+@pytest.mark.parametrize("content", ["old", None])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    path = tmp_path / "summary.json"
+    if content is not None:
+        path.write_text(content)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RecordError, match=r"summary\.json: cannot be written: No space left on device"):
+        write_whole(path, "new")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if content is None else [content])
+
+
+def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="the folder is not empty"):
+        RunFolder.create(tmp_path, "digits")
+    with pytest.raises(InputError, match="is a file"):
+        RunFolder.create(tmp_path / "file", "digits")
+    (tmp_path / "empty").mkdir()
+    assert RunFolder.create(tmp_path / "empty", "digits").path == tmp_path / "empty"
+
+
+def test_floats_read_back_exactly(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "out", "digits")
+    rows = [{"step": 1, "train_loss": 0.1 + 0.2, "lr": 1e-300}, {"step": 2, "train_loss": float("nan")}]
+    folder.write_strategy("DiLoCo", rows, [], None)
+    first, second = folder.read_metrics("DiLoCo")
+    assert first == rows[0]
+    assert second["train_loss"] != second["train_loss"]
+
+
+def test_what_is_not_finite_is_null_in_the_summary(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "out", "digits")
+    folder.write_summary([{"name": "DiLoCo", "final_loss": float("nan")}])
+    assert folder.read_summary() == [{"name": "DiLoCo", "final_loss": None}]
+
+
+def test_the_digest_is_of_results_alone(tmp_path: Path) -> None:
+    folders = [RunFolder.create(tmp_path / name, "digits") for name in "ab"]
+    for folder in folders:
+        folder.write_text("experiment.yaml", str(folder.path))
+        folder.write_strategy("DiLoCo", [{"step": 1}], [], {"w": torch.ones(3)})
+    assert folders[0].digest() == folders[1].digest()
+    folders[1].write_strategy("DiLoCo", [{"step": 2}], [], None)
+    assert folders[0].digest() != folders[1].digest()
+
+
+def test_csv_columns_are_in_order_of_appearance() -> None:
+    assert csv_text([{"b": 1}, {"c": None, "a": 2}], ["a"]) == "a,b,c\n,1,\n2,,\n"
+
+
+def test_labels_never_share_a_file() -> None:
+    labels = unique_labels([("DiLoCo", "a/b"), ("DiLoCo", "a-b"), ("SPARTA", "A-B"), ("x" * 99, None)] * 2)
+    assert len({file_name(label).casefold() for label in labels}) == 8
+
+
+def test_visible_keeps_ordinary_text() -> None:
+    assert visible("caf\xe9 \u4e2d") == "caf\xe9 \u4e2d"
+    assert visible("a\r\nb") == "a\\r\\nb"
+    assert len(visible("x" * 999)) == 200

@@ -1,0 +1,216 @@
+"""The report from folders written by hand: table, sentence, plots, page."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from exogym_core.record import RunFolder
+from exogym_core.report import Results, table_cells, table_headings, verdict, write_report
+from exogym_core.report.table import ratio
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def entry(name: str, **given: object) -> dict[str, object]:
+    return {
+        "name": name,
+        "final_loss": 0.2,
+        "accuracy": 0.95,
+        "virtual_seconds": 100.0,
+        "virtual_seconds_to_target": 50.0,
+        "compute_utilisation": 0.5,
+        "bytes_sent_per_worker": 1_000_000,
+        "wan_bytes": 2_000_000,
+        "strategy": name,
+        "steps": 4,
+    } | given
+
+
+def run_folder(
+    path: Path, entries: list[dict[str, object]], timed: bool = True, **settings: object
+) -> RunFolder:
+    folder = RunFolder.create(path / "run", "digits")
+    plain = {
+        "name": "digits",
+        "task": {"name": "digits"},
+        "workers": {"count": 2},
+        "steps": 4,
+        "batch_size": 8,
+        "seed": 0,
+        "target_loss": 0.3,
+        "topology": None,
+        "strategies": [{"name": str(one["strategy"])} for one in entries],
+    } | settings
+    folder.write_text("experiment.yaml", yaml.safe_dump(plain))
+    for one in entries:
+        seconds = float(str(one["virtual_seconds"] or 0)) / 4
+        train = [
+            {
+                "step": step,
+                "train_loss": 2.0 / step,
+                "virtual_seconds": seconds * step if timed else None,
+                "bytes_sent": 500 * step,
+            }
+            for step in range(1, 5)
+        ]
+        validation = [
+            {"step": step, "local_loss": 2.0, "global_loss": 2.0 / (step + 1)} for step in (0, 2, 4)
+        ]
+        folder.write_strategy(str(one["name"]), train, validation, None)
+    folder.write_summary(entries)
+    return folder
+
+
+def two(**given: object) -> list[dict[str, object]]:
+    slow = entry("AllReduce", virtual_seconds=400.0, virtual_seconds_to_target=200.0, compute_utilisation=0.1)
+    return [slow, entry("DiLoCo", bytes_sent_per_worker=50_000, **given)]
+
+
+class TestTable:
+    def test_savings_are_against_all_reduce(self, tmp_path: Path) -> None:
+        results = Results.load(run_folder(tmp_path, two()))
+        assert table_headings(results)[4] == "to loss 0.3"
+        baseline, winner = table_cells(results)
+        assert baseline[-2:] == ["-", "-"]
+        assert winner == [
+            "DiLoCo", "0.2000", "95.0%", "100 s", "50 s", "50.0%", "50 kB", "2 MB", "20x", "4x",
+        ]  # fmt: skip
+
+    def test_what_is_not_known_is_a_dash_and_never_is_said(self, tmp_path: Path) -> None:
+        entries = [entry("DiLoCo", virtual_seconds_to_target=None, accuracy=None)]
+        cells = table_cells(Results.load(run_folder(tmp_path, entries)))[0]
+        assert (cells[2], cells[4], cells[8]) == ("-", "never", "-")
+
+    @pytest.mark.parametrize(
+        ("baseline", "value", "text"),
+        [(1e6, 1e3, "1,000x"), (1.0, 0.0, "all"), (0.0, 0.0, "1x"), (1.0, 3.0, "0.333x"), (1.0, None, "-")],
+    )
+    def test_ratio(self, baseline: float, value: float | None, text: str) -> None:
+        assert ratio(baseline, value) == text
+
+
+class TestVerdict:
+    def test_who_reaches_the_target_first_wins_and_the_reason_is_told(self, tmp_path: Path) -> None:
+        decision = verdict(Results.load(run_folder(tmp_path, two())))
+        assert decision.winner == "DiLoCo"
+        assert decision.text == (
+            "DiLoCo reaches loss 0.3 first, after 50 s of virtual time, 4x sooner than AllReduce (3.333 min). "
+            "It sends 50 kB per worker (AllReduce: 1 MB) and its workers compute 50.0% of the time instead of 10.0%."
+        )
+
+    def test_a_close_second_and_a_lower_loss_are_told(self, tmp_path: Path) -> None:
+        entries = [*two(), entry("SPARTA", virtual_seconds_to_target=51.0, final_loss=0.1)]
+        text = verdict(Results.load(run_folder(tmp_path, entries))).text
+        assert "SPARTA is close behind with 51 s" in text
+        assert "The lowest final loss is SPARTA's (0.1000 against 0.2000)." in text
+
+    def test_nobody_reaches_the_target(self, tmp_path: Path) -> None:
+        entries = [entry(name, virtual_seconds_to_target=None, final_loss=loss) for name, loss in
+                   (("AllReduce", 0.5), ("DiLoCo", 0.6))]  # fmt: skip
+        decision = verdict(Results.load(run_folder(tmp_path, entries)))
+        assert decision.winner == "AllReduce"
+        assert decision.text.startswith(
+            "No strategy reached loss 0.3 in 4 steps. AllReduce ends with the lowest"
+        )
+
+    def test_without_a_network_nothing_is_said_of_time(self, tmp_path: Path) -> None:
+        entries = two(virtual_seconds=None, virtual_seconds_to_target=None, final_loss=0.1)
+        entries[0] |= {"virtual_seconds": None, "virtual_seconds_to_target": None}
+        text = verdict(Results.load(run_folder(tmp_path, entries))).text
+        assert text.startswith("DiLoCo ends with the lowest loss, 0.1000 (next: AllReduce, 0.2000).")
+        assert "There is no topology" in text
+
+    def test_one_strategy_is_no_comparison(self, tmp_path: Path) -> None:
+        decision = verdict(Results.load(run_folder(tmp_path, [entry("DiLoCo")], target_loss=None)))
+        assert decision.winner is None
+        assert "nothing to compare" in decision.text
+
+    def test_stopped_and_diverged_strategies_do_not_compete(self, tmp_path: Path) -> None:
+        entries = [entry("DiLoCo", incomplete=True), entry("DeMo", final_loss=float("nan"),
+                   virtual_seconds_to_target=None)]  # fmt: skip
+        decision = verdict(Results.load(run_folder(tmp_path, entries)))
+        assert decision.winner is None
+        assert decision.text.startswith("No strategy ran to its end")
+
+
+PAYLOADS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'><svg/onload=alert(1)>",
+    "</style><script>alert(1)</script>",
+    "</pre><iframe src=//evil.example>",
+    "{{ 7*7 }}",
+    "{% include '/etc/passwd' %}",
+    "$\\frac{1}{0}$",
+    "javascript:alert(1)",
+    "a\u202eb\x1b[31mc\x00",
+    "<!--",
+    "[bold]x[/bold] [link=http://evil.example]y[/link]",
+]
+
+
+class TestPage:
+    @pytest.mark.parametrize("payload", PAYLOADS)
+    def test_names_are_escaped(self, tmp_path: Path, payload: str) -> None:
+        entries = [entry("AllReduce"), entry(payload, strategy="DiLoCo")]
+        folder = run_folder(tmp_path, entries, name=payload, task={"name": payload})
+        page = write_report(folder).read_text(encoding="utf-8")
+        body = page.split("</head>")[1]
+        assert set(re.findall(r"<\s*/?([a-zA-Z!]+)", body)) <= {
+            *("body", "header", "h", "dl", "div", "dt", "dd", "main", "p", "table", "thead", "tr", "th"),
+            *("tbody", "td", "figure", "img", "figcaption", "code", "pre", "html"),
+        }
+        assert "49" not in re.findall(r"<h1>(.*?)</h1>", page)
+        assert all(character.isprintable() or character == "\n" for character in page)
+
+    def test_it_loads_nothing_and_forbids_scripts(self, tmp_path: Path) -> None:
+        page = write_report(run_folder(tmp_path, two())).read_text(encoding="utf-8")
+        assert "default-src 'none'" in page
+        assert "script" not in page
+        sources = re.findall(r"(?:src|href)=\"([^\"]*)", page)
+        assert len(sources) == 3
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+
+    def test_plots_are_written_and_rebuilt_alike(self, tmp_path: Path) -> None:
+        folder = run_folder(tmp_path, two())
+        write_report(folder)
+        first = {path.name: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        assert {"loss_against_time.png", "loss_against_bytes.png", "where_the_time_went.png"} <= first.keys()
+        write_report(folder)
+        assert {path.name: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == first
+
+    def test_without_virtual_time_only_bytes_are_drawn(self, tmp_path: Path) -> None:
+        lacking = {"virtual_seconds": None, "virtual_seconds_to_target": None, "compute_utilisation": None}
+        folder = run_folder(tmp_path, [entry("DiLoCo", **lacking)], timed=False)
+        write_report(folder)
+        assert [path.name for path in folder.path.glob("plots/*")] == ["loss_against_bytes.png"]
+
+    def test_the_network_is_shown_as_a_matrix(self, tmp_path: Path) -> None:
+        network = {
+            "name": "two",
+            "source": "made up",
+            "regions": {
+                "us": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
+                "eu": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
+            },
+            "wan": [{"between": ["us", "eu"], "bandwidth": "800 Mbit/s", "rtt": "80 ms"}],
+        }
+        page = write_report(run_folder(tmp_path, two(), topology=network)).read_text(encoding="utf-8")
+        assert "<td>800 Mbit/s, 40.1 ms</td>" in page
+
+    def test_incomplete_runs_say_so(self, tmp_path: Path) -> None:
+        folder = run_folder(tmp_path, [entry("DiLoCo", incomplete=True)])
+        assert "Incomplete: this run was stopped" in write_report(folder).read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("content", ["{", "3", '[{"name": 3}]', "[1]"])
+    def test_a_damaged_summary_is_named(self, tmp_path: Path, content: str) -> None:
+        folder = run_folder(tmp_path, two())
+        folder.write_text("summary.json", content)
+        with pytest.raises(InputError, match=r"summary\.json: "):
+            write_report(folder)
