@@ -20,15 +20,15 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError, unknown_name
 
-__all__ = ["FitRequest", "torchrun_world_size"]
+__all__ = ["FitRequest", "torchrun_rank"]
 
 TopologyLike: TypeAlias = Topology | str | Path | Mapping[str, Any]
 
 
-def torchrun_world_size() -> int | None:
-    """How many processes torchrun has started, None where it did not start this one."""
+def torchrun_rank() -> int | None:
+    """This process's rank among those that torchrun has started, None where it did not start this one."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
+        return int(os.environ["RANK"])
     return None
 
 
@@ -183,7 +183,8 @@ def _compute(given: Any, topology: Topology | None) -> Compute | None:
 
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
-    started = torchrun_world_size() if transport == "gloo" else None
+    by_torchrun = transport == "gloo" and torchrun_rank() is not None
+    started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
     if given is not None:
         given = _whole("num_nodes", given, 1)
     if started is not None and given not in (None, started):

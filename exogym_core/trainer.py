@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,10 @@ from exogym_core.communicator import run_ranks
 from exogym_core.history import FitResult, Recorder, mean_utilisation
 from exogym_core.loggers import make_loggers
 from exogym_core.program import Program
-from exogym_core.request import FitRequest
+from exogym_core.evaluation import kept_rng
+from exogym_core.request import FitRequest, torchrun_rank
+from exogym_core.workers.rng import RandomStates
+from netsim.kernel import StampedRow
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -173,6 +177,9 @@ class Trainer:
         return model
 
 
+# Ranks wait for each other while one of them evaluates.
+_TORCHRUN_TIMEOUT_SECONDS = 1800.0
+
 LocalTrainer = Trainer
 """The name that the first users of local training know."""
 
@@ -188,12 +195,15 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     request = program.request
     program.prepare()
     result.compute = program.compute.to_mapping() if program.compute is not None else None
-    loggers = make_loggers(request, program.model)
+    started_rank = torchrun_rank() if request.transport == "gloo" else None
+    loggers = make_loggers(request, program.model) if not started_rank else []
     listeners: list[Callable[[Mapping[str, Any]], None]] = [logger.event for logger in loggers]
     if request.on_event is not None:
         listeners.append(request.on_event)
     recorder = Recorder(result, request.topology is not None, listeners)
     try:
+        if started_rank is not None:
+            return _join_ranks(program, recorder, result)
         return _run_ranks(program, recorder, result)
     finally:
         for logger in loggers:
@@ -221,6 +231,26 @@ def _run_ranks(program: Program, recorder: Recorder, result: FitResult) -> dict[
     if run.rank_virtual_seconds is not None:
         result.compute_utilisation = mean_utilisation(run.compute_seconds, run.rank_virtual_seconds)
     return _conclude(run.results, result)
+
+
+def _join_ranks(program: Program, recorder: Recorder, result: FitResult) -> dict[str, torch.Tensor]:
+    """Be one rank of a run whose processes torchrun has started; every process gets the whole result."""
+    from exogym_core.communicator.gloo import GlooCommunicator
+    from exogym_core.communicator.rendezvous import Rendezvous
+
+    rows: list[Mapping[str, Any]] = []
+    rendezvous = Rendezvous.from_environment(True, _TORCHRUN_TIMEOUT_SECONDS, "auto")
+    with kept_rng(program.request.device_of(rendezvous.rank)):
+        RandomStates(program.request.seed, rendezvous.rank).load()
+        with GlooCommunicator.connect(rendezvous, rows.append) as comm:
+            outcome = program(comm)
+            with comm.off_clock():
+                ended = comm.all_gather_object((outcome, rows))
+    for same_place in itertools.zip_longest(*(own for _, own in ended)):
+        for rank, row in enumerate(same_place):
+            if row is not None:
+                recorder.add(StampedRow(rank, 0.0, 0.0, 0.0, row))
+    return _conclude([outcome for outcome, _ in ended], result)
 
 
 def _conclude(outcomes: Sequence[NodeOutcome], result: FitResult) -> dict[str, torch.Tensor]:

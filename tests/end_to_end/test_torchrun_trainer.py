@@ -62,8 +62,13 @@ def test_processes_of_torchrun_train_together_as_simulated_ranks_do():
     started = [
         run(rank, {"transport": "gloo"}, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
     ]
-    simulated = outcome(run(0, {"num_nodes": 2}))
-    first, second = map(outcome, started)
+    started.append(run(0, {"num_nodes": 2}))
+    try:
+        first, second, simulated = map(outcome, started)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
     assert first == second
     for name in ("losses", "validation", "weights"):
         assert first[name] == pytest.approx(simulated[name], rel=1e-4)
