@@ -8,14 +8,14 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
+from exogym_core.evaluation import kept_rng
 from exogym_core.history import FitResult, Recorder, mean_utilisation
 from exogym_core.loggers import make_loggers
 from exogym_core.program import Program
-from exogym_core.evaluation import kept_rng
 from exogym_core.request import FitRequest, torchrun_rank
 from exogym_core.workers.rng import RandomStates
-from netsim.kernel import StampedRow
 from netsim.errors import InputError, unknown_name
+from netsim.kernel import StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
