@@ -6,24 +6,52 @@ functions know the inside of `Network`, so that others need not.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from netsim.collectives.recurrence import Wires
 from netsim.network import Network
 
 if TYPE_CHECKING:
     import simpy
 
+    from netsim.fairness import FloatArray
     from netsim.paths import PathTable
     from netsim.tcp import Window
 
-__all__ = ["Windows", "credit", "fork", "put_windows", "take_over", "window_states", "windows_of", "wires_of"]
+__all__ = [
+    "Windows",
+    "Wires",
+    "credit",
+    "fork",
+    "put_windows",
+    "take_over",
+    "window_states",
+    "windows_of",
+    "wires_of",
+]
 
 # Source host, target host and connection -> its window.
 Windows = Mapping[tuple[int, int, Hashable], "Window"]
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Links and routes as they are at present, for those who reckon without events.
+
+    Attributes:
+        route: link indices from one host to another.
+        latency_seconds: of each link.
+        bytes_per_second: payload each link carries.
+        software_seconds: added to the latency of each message between hosts.
+    """
+
+    route: Callable[[int, int], Sequence[int]]
+    latency_seconds: FloatArray
+    bytes_per_second: FloatArray
+    software_seconds: float = 0.0
+
 
 _MOVES = (
     "_transfers",

@@ -18,6 +18,7 @@ from netsim.collectives.schedules import Bytes, Phase, Ranks, Schedule, boundari
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
+    from netsim.protocol import Protocol
     from netsim.topology import Topology
 
 __all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "Problem", "algorithm_names", "default_algorithm", "schedule"]
@@ -123,6 +124,7 @@ def schedule(
     hosts: Sequence[int] | None = None,
     topology: Topology | None = None,
     parts: Parts | None = None,
+    protocol: Protocol | None = None,
 ) -> Schedule:
     """The schedule of one collective; pure data, the same object for the same arguments.
 
@@ -131,22 +133,34 @@ def schedule(
     `parts` gives uneven shares instead of equal ones: bytes of each rank, or from i to j as n rows of n for
     all_to_all; `num_bytes` is then their sum and need not be given. `algorithm` is a name of the table, None
     for the operation's default. `hosts` (one a member) and `topology` tell algorithms the regions; without
-    them all members are in one.
+    them all members are in one. `auto` takes the algorithm that is fastest there on its own under `protocol`
+    (None: the topology's); without a topology, the default.
 
     Raises UnknownNameError for an operation or algorithm that does not exist, InputError for a wrong number
     or size.
     """
     names = algorithm_names(op)
     chosen = names[0] if algorithm is None else algorithm
-    if chosen not in names:
+    if chosen not in (*names, "auto"):
         raise unknown_name(f"algorithm for {op}", chosen, (*names, "auto"))
     _check(op, num_ranks, num_bytes, root, element_bytes)
     flat = None if parts is None else _flat_parts(op, num_ranks, parts)
     regions: tuple[str, ...] = ("",) * num_ranks
-    if chosen == "two-level" and topology is not None and hosts is not None:
+    if topology is not None and hosts is not None:
         regions = tuple(topology.region_of(host) for host in hosts)
     total = int(num_bytes) if flat is None else sum(flat)
-    return _made(op, num_ranks, total, chosen, root, element_bytes, flat, regions)
+
+    def made(name: str) -> Schedule:
+        where = regions if name == "two-level" else ()
+        return _made(op, num_ranks, total, name, root, element_bytes, flat, where)
+
+    if chosen != "auto":
+        return made(chosen)
+    if topology is None or hosts is None or num_ranks == 1:
+        return made(names[0])
+    from netsim.collectives.choose import fastest  # it plays schedules, which are made here
+
+    return fastest([made(name) for name in names], hosts, topology, protocol)
 
 
 @lru_cache(maxsize=512)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from netsim.collectives.recurrence import Wires
     from netsim.collectives.schedules import Schedule
+    from netsim.fork import Wires
 
 __all__ = ["compiled_seconds"]
 

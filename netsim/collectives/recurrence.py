@@ -16,41 +16,24 @@ until now had these times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from netsim.collectives.schedules import Phase, Ranks, Schedule
+    from netsim.fork import Wires
 
-__all__ = ["Lines", "Wires", "contention_free_seconds"]
+__all__ = ["Lines", "contention_free_seconds", "undisturbed_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
 # Rates may exceed a link by rounding, and of two messages on a link one may begin where the other ends.
 _ROUNDING = 1e-9
 _MOST_INTERVALS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Wires:
-    """The network as far as it matters here.
-
-    Attributes:
-        route: link indices from one host to another.
-        latency_seconds: of each link.
-        bytes_per_second: payload each link carries.
-        software_seconds: added to the latency of each message between hosts.
-    """
-
-    route: Callable[[int, int], Sequence[int]]
-    latency_seconds: Seconds
-    bytes_per_second: Seconds
-    software_seconds: float = 0.0
 
 
 class Lines:
@@ -101,17 +84,32 @@ def contention_free_seconds(
         wires: a quiet network.
     """
     lines = Lines(wires, hosts)
-    regular = [phase.fixed_pairs() for phase in schedule.phases]
-    all_regular = all(pairs is not None for pairs in regular)
-    for pairs in regular:
-        if pairs is not None:
-            lines.of(*pairs)
-    if all_regular and not lines.fit_at_once(wires.bytes_per_second):
-        return None
-    layout = None if all_regular else _Layout(lines)
+    pairs = [phase.fixed_pairs() for phase in schedule.phases]
+    for regular in pairs:
+        if regular is not None:
+            lines.of(*regular)
+    fits = lines.fit_at_once(wires.bytes_per_second)
+    if all(regular is not None for regular in pairs):
+        return _seconds(schedule, arrivals, lines, None) if fits else None
+    layout = _Layout(lines)
+    done = _seconds(schedule, arrivals, lines, layout) if fits else None
+    return done if done is not None and layout.fits(wires.bytes_per_second) else None
+
+
+def undisturbed_seconds(schedule: Schedule, hosts: Sequence[int], wires: Wires) -> Seconds | None:
+    """When each member would be through at the earliest, did messages not slow each other down.
+
+    All members enter at 0. None for the rare schedule that is too irregular to say.
+    """
+    return _seconds(schedule, np.zeros(schedule.num_ranks), Lines(wires, hosts), None)
+
+
+def _seconds(schedule: Schedule, arrivals: Seconds, lines: Lines, layout: _Layout | None) -> Seconds | None:
     done = arrivals
-    for phase, pairs in zip(schedule.phases, regular, strict=True):
-        if pairs is not None and not phase.skip_empty and len(pairs[0]) == schedule.num_ranks:
+    for phase in schedule.phases:
+        pairs = phase.fixed_pairs()
+        everyone = pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps
+        if pairs is not None and everyone:
             done = _ring_seconds(phase, pairs, done, lines, layout)
         elif phase.window == 1:
             done = _rounds_seconds(phase, done, lines, layout)
@@ -119,10 +117,8 @@ def contention_free_seconds(
             return None
         if layout is not None and layout.too_many:
             return None
-    if layout is not None and not layout.fits(wires.bytes_per_second):
-        return None
     if schedule.op == "sendrecv":
-        done[0] = max(done[0], arrivals[1])  # a send completes with its receive
+        done = np.maximum(done, arrivals[1])  # a send completes with its receive
     return done
 
 

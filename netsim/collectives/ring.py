@@ -51,6 +51,7 @@ class RingPhase(Phase):
         self.window = window
         self.num_steps = (len(ranks) - 1) * pieces if num_steps is None else num_steps
         self.skip_empty = skip_empty
+        self.has_gaps = skip_empty and not bool(np.diff(bounds).all())
         self._next = np.roll(ranks, -direction)
         self._sizes = np.diff(bounds)
         # Twice around, part by part: what all positions send in a step is then a slice.
@@ -67,12 +68,12 @@ class RingPhase(Phase):
     def num_bytes(self, index: int) -> Bytes:
         """The bytes of each message of step `index`."""
         num_bytes = self._slice(self._sizes_twice, index)
-        return num_bytes[num_bytes > 0] if self.skip_empty else num_bytes
+        return num_bytes[num_bytes > 0] if self.has_gaps else num_bytes
 
     def step(self, index: int) -> Step:
         """One message from every member to its neighbour."""
         offset, num_bytes = self._slice(self._offsets_twice, index), self._slice(self._sizes_twice, index)
-        if not self.skip_empty or num_bytes.all():
+        if not self.has_gaps:
             return Step(self.ranks, self._next, offset, num_bytes)
         kept = num_bytes > 0
         return Step(self.ranks[kept], self._next[kept], offset[kept], num_bytes[kept])

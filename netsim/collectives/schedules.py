@@ -57,6 +57,7 @@ class Phase(ABC):
     window: int
     reduce: bool
     skip_empty: bool = False  # messages without bytes are left out
+    has_gaps: bool = False  # some were
 
     @abstractmethod
     def step(self, index: int) -> Step:
