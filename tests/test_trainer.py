@@ -489,6 +489,20 @@ def test_a_failing_rank_is_named():
     assert not trainer.result.complete
 
 
+def test_ctrl_c_comes_out_and_leaves_what_was_done():
+    def press(event):
+        if event["step"] == 3:
+            raise KeyboardInterrupt
+
+    trainer = Trainer(tiny_model(), tiny_data())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(
+            strategy=sgd(), num_nodes=2, device="cpu", batch_size=4, on_event=press, workers="threads"
+        )
+    assert [row["step"] for row in trainer.result.history] == [1, 2, 3]
+    assert not trainer.result.complete
+
+
 class OwnStrategy(Strategy):
     """As EXO Gym's users write them: step overridden, the parent's called last."""
 
