@@ -1,13 +1,13 @@
-"""Files that users write: YAML read safely, checked against a schema, every mistake told by file, line and key.
+"""Files that users write: YAML read safely, checked against a schema, mistakes told by file, line and key.
 
     document = load_document("experiment.yaml")
     experiment = validate(Experiment, document)              # Experiment derives from `Schema`
     raise document.error(("workers", "count"), "more ranks than hosts")   # what a schema cannot know
 
-The reader takes a small, unsurprising part of YAML: mappings, lists and scalars. Plain scalars are read as YAML
-1.2 reads them (`no` and `1:30` are text, `1e9` is a number), and whatever two readers could take for different
-things is refused: duplicate keys, `010`, anchors and aliases, merge keys, tags, several documents, `.nan` and
-`.inf`. It works event by event, so hostile files end at their first offence and never cost memory.
+The reader takes a small, unsurprising part of YAML: mappings, lists and scalars. Plain scalars are read as
+YAML 1.2 reads them (`no` and `1:30` are text, `1e9` is a number), and whatever two readers could take for
+different things is refused: duplicate keys, `010`, anchors and aliases, merge keys, tags, several documents,
+`.nan` and `.inf`. It works event by event, so hostile files end at their first offence and never cost memory.
 """
 
 from __future__ import annotations
@@ -207,6 +207,7 @@ class _Reader:
         self.lines: dict[KeyPath, int] = {}
         self._stack: list[tuple[dict[str, object] | list[object], KeyPath]] = []
         self._key: str | None = None  # of the mapping on top, when its value comes next
+        self._key_line = 0
         self._num_values = 0
         self._num_documents = 0
 
@@ -267,7 +268,7 @@ class _Reader:
             raise self._refusal(
                 line, f"duplicate key '{_printable(key)}' (first on line {first}): remove one"
             )
-        self._key = key
+        self._key, self._key_line = key, line
 
     def _add(self, value: object, line: int) -> KeyPath:
         """Put a value where it belongs, and return its key path."""
@@ -283,7 +284,7 @@ class _Reader:
                 assert self._key is not None
                 path = (*parent, self._key)
                 container[self._key] = value
-                self._key = None
+                self._key, line = None, self._key_line
             else:
                 path = (*parent, len(container))
                 container.append(value)

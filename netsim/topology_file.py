@@ -1,0 +1,264 @@
+"""From a topology file to its hosts, links and routes in their canonical order, with all names checked."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from netsim.documents import Document, KeyPath, Problem, validate
+from netsim.errors import InputError, unknown_name
+from netsim.graph import Host, Link, ShortestRoutes, natural_key
+from netsim.topology_schema import MAX_HOSTS, TopologyFile
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from netsim.topology_schema import LinkEntry, RouteEntry
+
+__all__ = ["Parts", "read_parts"]
+
+_MANY_NAMES = 40  # more are not listed in an error, only the likeliest
+_MANY_PROBLEMS = 50
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a topology consists of, in canonical order: natural name order of hosts, routers, regions and links."""
+
+    file: TopologyFile
+    hosts: tuple[Host, ...]
+    routers: tuple[str, ...]
+    regions: tuple[str, ...]
+    links: tuple[Link, ...]
+    routes: Mapping[tuple[int, int], tuple[int, ...]]  # explicit ones: host indices -> link indices
+
+
+@dataclass(frozen=True)
+class _Pipe:
+    """Two links, one each way, as one entry of the file has them."""
+
+    source: str
+    target: str
+    up: float
+    down: float
+    latency_seconds: float
+    loss: float
+
+
+@dataclass
+class _Nodes:
+    """Everything with a name, and where in the file it got it."""
+
+    hosts: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)  # -> region, device
+    routers: dict[str, None] = field(default_factory=dict)
+    paths: dict[str, KeyPath] = field(default_factory=dict)
+
+
+def read_parts(document: Document) -> Parts:
+    """Check a document and put its parts in order; raises InputError that tells every mistake by line and key."""
+    return _Builder(document).parts()
+
+
+class _Builder:
+    """The checks in the order in which one can rely on the one before."""
+
+    def __init__(self, document: Document) -> None:
+        if document.data is None:
+            raise document.error((), "is empty: expected a topology with hosts or regions, and links")
+        self.document = document
+        self.file = validate(TopologyFile, document)
+        self.problems: list[Problem] = []
+
+    def parts(self) -> Parts:
+        nodes = self._nodes()
+        pipes = self._pipes(nodes)
+        self._raise_problems()
+        names = sorted(nodes.paths, key=natural_key)
+        rank = {name: position for position, name in enumerate(names)}
+        links = _links(pipes, rank)
+        hosts = tuple(
+            Host(name, index, *nodes.hosts[name])
+            for index, name in enumerate(name for name in names if name in nodes.hosts)
+        )
+        graph = ShortestRoutes(
+            len(names), [(rank[link.source], rank[link.target], link.latency_seconds) for link in links]
+        )
+        self._check_reachable(graph, hosts, nodes, rank)
+        routes = self._routes(graph, hosts, nodes, rank)
+        self._raise_problems()
+        regions = {host.region for host in hosts if host.region is not None}
+        return Parts(
+            self.file,
+            hosts,
+            tuple(name for name in names if name in nodes.routers),
+            tuple(sorted(regions, key=natural_key)),
+            links,
+            routes,
+        )
+
+    def _problem(self, path: KeyPath, message: str | InputError) -> None:
+        self.problems.append(Problem(path, str(message), isinstance(message, TypeError)))
+
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise self.document.errors(self.problems)
+
+    def _nodes(self) -> _Nodes:
+        nodes = _Nodes()
+        for name, entry in self.file.hosts.items():
+            if self._is_new(nodes, name, ("hosts", name)):
+                nodes.hosts[name] = (entry.region, entry.device)
+        for position, name in enumerate(self.file.routers):
+            if self._is_new(nodes, name, ("routers", position)):
+                nodes.routers[name] = None
+        for region, area in self.file.regions.items():
+            path = ("regions", region)
+            if len(nodes.hosts) + area.hosts > MAX_HOSTS:
+                raise self.document.error((*path, "hosts"), f"expected at most {MAX_HOSTS:,} hosts in all")
+            if self._is_new(nodes, region, path):
+                nodes.routers[region] = None
+            for number in range(area.hosts):
+                name = f"{region}.{number}"
+                if self._is_new(nodes, name, path):
+                    nodes.hosts[name] = (region, area.device)
+        if not nodes.hosts:
+            raise self.document.error((), "has no hosts: add 'hosts' or 'regions'")
+        if len(nodes.hosts) > MAX_HOSTS:
+            raise self.document.error(("hosts",), f"expected at most {MAX_HOSTS:,} hosts in all")
+        return nodes
+
+    def _is_new(self, nodes: _Nodes, name: str, path: KeyPath) -> bool:
+        first = nodes.paths.setdefault(name, path)
+        if first is path:
+            return True
+        line = self.document.line_of(first)
+        place = f"in '{first[0]}'" if line is None else f"in '{first[0]}' on line {line}"
+        self._problem(path, f"duplicate name '{name}' (first {place}): rename one")
+        return False
+
+    def _pipes(self, nodes: _Nodes) -> list[_Pipe]:
+        pipes: list[_Pipe] = []
+        seen: dict[tuple[str, str], KeyPath] = {}
+        for region, area in self.file.regions.items():
+            for number in range(area.hosts):
+                pipes.append(
+                    _Pipe(f"{region}.{number}", region, *area.rates, area.latency_seconds, area.loss)
+                )
+                seen[f"{region}.{number}", region] = ("regions", region)
+        for key, entries, known, what in (
+            ("links", self.file.links, nodes.paths.keys(), "host or router"),
+            ("wan", self.file.wan, self.file.regions.keys(), "region"),
+        ):
+            for position, entry in enumerate(entries):
+                pipe = self._pipe(entry, (key, position), known, what, seen)
+                if pipe is not None:
+                    pipes.append(pipe)
+        return pipes
+
+    def _pipe(
+        self,
+        entry: LinkEntry,
+        path: KeyPath,
+        known: Collection[str],
+        what: str,
+        seen: dict[tuple[str, str], KeyPath],
+    ) -> _Pipe | None:
+        one, other = entry.between
+        ends_path = (*path, "between")
+        if not self._are_known(what, {ends_path: (one, other)}, known):
+            return None
+        if one == other:
+            self._problem(ends_path, f"links '{one}' to itself: name two different ends")
+            return None
+        first = seen.get((one, other)) or seen.get((other, one))
+        if first is not None:
+            line = self.document.line_of(first)
+            place = "already" if line is None else f"on line {line}"
+            self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
+            return None
+        seen[one, other] = path
+        return _Pipe(one, other, *entry.rates, entry.latency_seconds, entry.loss)
+
+    def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
+        """Whether all names given (at their key paths) are known; the others become problems."""
+        unknown = [(path, name) for path, names in given.items() for name in names if name not in known]
+        for path, name in unknown:
+            if len(self.problems) < _MANY_PROBLEMS:
+                self._problem(path, unknown_name(what, name, _likely(name, known)))
+            else:  # looking for what was meant takes long among many names
+                self._problem(path, f"unknown {what} '{name}'")
+        return not unknown
+
+    def _check_reachable(
+        self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
+    ) -> None:
+        first = hosts[0].name
+        reached = graph.reachable(rank[first])
+        for host in hosts:
+            if not reached[rank[host.name]]:
+                message = f"host '{host.name}' cannot reach '{first}': add a link between them"
+                self._problem(nodes.paths[host.name], message)
+
+    def _routes(
+        self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
+    ) -> dict[tuple[int, int], tuple[int, ...]]:
+        index = {host.name: host.index for host in hosts}
+        routes: dict[tuple[int, int], tuple[int, ...]] = {}
+        for position, entry in enumerate(self.file.routes):
+            path = ("routes", position)
+            ends = {(*path, "from"): (entry.source,), (*path, "to"): (entry.target,)}
+            if not self._are_known("host", ends, index):
+                continue
+            if entry.source == entry.target:
+                self._problem(path, f"leads from '{entry.source}' to itself: traffic within a host is free")
+                continue
+            if (index[entry.source], index[entry.target]) in routes:
+                self._problem(path, f"a second route from '{entry.source}' to '{entry.target}': remove one")
+                continue
+            links = self._walk(graph, entry, nodes, rank, path)
+            if links is not None:
+                routes[index[entry.source], index[entry.target]] = links
+        return dict(sorted(routes.items()))
+
+    def _walk(
+        self,
+        graph: ShortestRoutes,
+        entry: RouteEntry,
+        nodes: _Nodes,
+        rank: Mapping[str, int],
+        path: KeyPath,
+    ) -> tuple[int, ...] | None:
+        through = (*path, "through")
+        if not self._are_known("host or router", {through: entry.through}, nodes.paths.keys()):
+            return None
+        stops = [entry.source, *entry.through, entry.target]
+        if len(set(stops)) < len(stops):
+            self._problem(through, "visits a host or router twice: name those between the ends, each once")
+            return None
+        links = []
+        for here, there in itertools.pairwise(stops):
+            link = graph.link(rank[here], rank[there])
+            if link is None:
+                self._problem(through, f"no link between '{here}' and '{there}': add one, or name the way")
+                return None
+            links.append(link)
+        return tuple(links)
+
+
+def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
+    ways: list[tuple[int, int, Any]] = []
+    for pipe in pipes:
+        common = (pipe.latency_seconds, pipe.loss)
+        one, other = rank[pipe.source], rank[pipe.target]
+        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *common)))
+        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *common)))
+    ways.sort()  # no two have the same ends
+    return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
+
+
+def _likely(name: str, known: Collection[str]) -> Collection[str]:
+    if len(known) <= _MANY_NAMES:
+        return known
+    return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]
