@@ -208,7 +208,10 @@ class _Builder:
         routes: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, entry in enumerate(self.file.routes):
             path = ("routes", position)
-            ends = {(*path, "from"): (entry.source,), (*path, "to"): (entry.target,)}
+            ends: dict[KeyPath, Sequence[str]] = {
+                (*path, "from"): (entry.source,),
+                (*path, "to"): (entry.target,),
+            }
             if not self._are_known("host", ends, index):
                 continue
             if entry.source == entry.target:
