@@ -1,0 +1,92 @@
+"""The ideal network against SimGrid 3.32 as a plain fluid: instants of delivery, transfer by transfer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from simgrid_cases import Row, case, golden, random_graph, random_rows, star, wan4
+
+from netsim import flows as flows_module
+from netsim.flows import play_flows
+
+LARGEST_ERROR = 1e-6  # of a transfer's duration
+
+
+def largest_error(rows: list[Row], finish: np.ndarray, expected: np.ndarray) -> float:
+    start = np.array([row[0] for row in rows])
+    error: float = np.max(np.abs(finish - expected) / (expected - start))
+    return error
+
+
+@pytest.mark.parametrize("name", ["star8.a2a8", "wan4_8.a2a8", "star64.a2a64"])
+def test_all_to_all_is_as_in_simgrid(name: str) -> None:
+    topology, rows = case(name)
+    assert largest_error(rows, play_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
+
+
+def test_random_transfers_are_as_in_simgrid() -> None:
+    """What comes first cannot depend on what starts later: the first part is a case of its own."""
+    topology, rows = case("random100.random_steady")
+    part = rows[:1500]
+    expected = np.array(golden("random100.random_steady")[:1500])
+    settled = expected < rows[1500][0]
+    finish = play_flows(topology, part, "ideal")
+    assert settled.sum() > 1200
+    kept = [row for row, is_settled in zip(part, settled, strict=True) if is_settled]
+    assert largest_error(kept, finish[settled], expected[settled]) <= LARGEST_ERROR
+
+
+def test_compiled_random_transfers_are_as_in_simgrid() -> None:
+    pytest.importorskip("numba")
+    name = "random100.random_steady"
+    topology, rows = case(name)
+    assert largest_error(rows, play_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
+
+
+@pytest.mark.parametrize("network", ["random", "star", "regions"])
+def test_compiled_loop_gives_the_same_instants(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    topology = {"random": lambda: random_graph(30, 5), "star": lambda: star(6), "regions": lambda: wan4(8)}[
+        network
+    ]()
+    rows = random_rows(topology, 300, 3.0, 11)
+    reference = play_flows(topology, rows, "ideal")
+    monkeypatch.setattr(flows_module, "_WORTH_COMPILING", 1)
+    compiled = play_flows(topology, rows, "ideal")
+    np.testing.assert_allclose(compiled, reference, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds"),
+    [
+        ("star", 4.095),
+        ("regions", 34.6626),
+        ("round robin", 270.9126),
+    ],
+)
+def test_ring_all_reduce_over_64_hosts_is_as_in_simgrid(place: str, seconds: float) -> None:
+    """100 MB in chunks of ceil(1e8 / 64); a rank sends on when its previous send and receive are done."""
+    compiled = pytest.importorskip("netsim.compiled", reason="needs numba", exc_type=ImportError)
+    num = 64
+    topology = star(num) if place == "star" else wan4(num)
+    hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if place == "round robin" else list(range(num))
+    routes = [topology.route(hosts[i], hosts[(i + 1) % num]) for i in range(num)]
+    links = np.full((num, 4), len(topology.links))
+    for row, route in zip(links, routes, strict=True):
+        row[: len(route)] = route
+    num_steps = 2 * (num - 1)
+    latency = np.array([sum(topology.latency_seconds[list(route)].tolist()) for route in routes])
+    source = np.tile(np.arange(num), num_steps)
+    _, done = compiled.play_steps(
+        topology.bits_per_second / 8,
+        links,
+        source,
+        np.tile(latency, num_steps),
+        np.full(num * num_steps, float(-(-100_000_000 // num))),
+        np.repeat(np.arange(num_steps), num),
+        source,
+        (source + 1) % num,
+        np.arange(num_steps),
+        np.zeros(num),
+    )
+    assert done.max() == pytest.approx(seconds, rel=1e-9)

@@ -1,0 +1,302 @@
+"""Laws 1, 2, 3 and 9 of the network, on random networks and transfers; each one catches a planted bug."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from netsim.topology import Topology
+
+import netsim.capacity
+from netsim.clock import Clock
+from netsim.network import Network
+from netsim.paths import PathTable
+from netsim.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from netsim.fairness import FloatArray, IntArray
+
+LATENCIES = ["0 s", "1 ms", "10 ms", "37 ms", "100 ms"]
+BANDWIDTHS = [1, 2, 5, 10, 100]  # Mbit/s
+PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A network as a mapping, and transfers (start, from, to, bytes) over it by host index."""
+
+    bandwidths: tuple[tuple[int, int], ...]
+    latencies: tuple[str, ...]
+    joins: tuple[int, ...]
+    num_hosts: int
+    rows: tuple[tuple[float, int, int, int], ...]
+    protocol: str = "ideal"
+
+    def topology(self, factor: int = 1) -> Topology:
+        """A tree of hosts and routers; node i + 1 hangs on an earlier one."""
+        names = [f"h{i}" for i in range(self.num_hosts)]
+        names += [f"r{i}" for i in range(len(self.joins) + 1 - self.num_hosts)]
+        links = [
+            {
+                "between": [names[i + 1], names[join]],
+                "up": f"{self.bandwidths[i][0] * factor} Mbit/s",
+                "down": f"{self.bandwidths[i][1] * factor} Mbit/s",
+                "latency": self.latencies[i],
+            }
+            for i, join in enumerate(self.joins)
+        ]
+        hosts = {name: {} for name in names if name.startswith("h")}
+        routers = [name for name in names if name.startswith("r")]
+        return Topology.from_mapping({"hosts": hosts, "routers": routers, "links": links})
+
+
+@st.composite
+def scenes(draw: st.DrawFn, protocols: tuple[str, ...] = ("ideal",)) -> Scene:
+    num_hosts = draw(st.integers(2, 5))
+    num_nodes = num_hosts + draw(st.integers(0, 3))
+    host = st.integers(0, num_hosts - 1)
+    row = st.tuples(
+        st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0, 1.25]),
+        host,
+        host,
+        st.sampled_from([0, 1, 1000, 100_000, 1_000_000, 3_000_000]),
+    )
+    return Scene(
+        tuple(
+            (draw(st.sampled_from(BANDWIDTHS)), draw(st.sampled_from(BANDWIDTHS)))
+            for _ in range(num_nodes - 1)
+        ),
+        tuple(draw(st.sampled_from(LATENCIES)) for _ in range(num_nodes - 1)),
+        tuple(draw(st.integers(0, i)) for i in range(num_nodes - 1)),
+        num_hosts,
+        tuple(sorted(draw(st.lists(row, min_size=1, max_size=12)))),
+        draw(st.sampled_from(protocols)),
+    )
+
+
+@dataclass
+class Witness:
+    """Watches a network, and keeps its own account of bytes from the rates it hears of."""
+
+    network: Network
+    sizes: dict[int, float] = field(default_factory=dict)
+    hosts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)
+    crossed: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+    checked: float = 0.0
+
+    def transfer_started(
+        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
+    ) -> None:
+        self.sizes[transfer] = num_bytes
+        self.hosts[transfer] = (source, target)
+        self.crossed[transfer] = 0.0
+
+    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
+        self.rates.pop(transfer, None)
+        self.ended[transfer] = delivered_bytes
+
+    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
+        self.rates.update(zip(transfers.tolist(), bytes_per_second.tolist(), strict=True))
+
+    def pass_time(self, until: float) -> None:
+        for transfer, rate in self.rates.items():
+            self.crossed[transfer] += rate * (until - self.checked)
+        self.checked = until
+
+    def route(self, transfer: int) -> list[int]:
+        return list(self.network.topology.route(*self.hosts[transfer]))
+
+
+def play(scene: Scene, at_instant: Callable[[Witness], None] | None = None, factor: int = 1) -> Witness:
+    """Play a scene to its end; `at_instant` is called at the end of each instant."""
+    clock = Clock()
+    network = Network(clock, scene.topology(factor), scene.protocol)
+    witness = Witness(network)
+    network.observe(witness)
+    finish: dict[int, float] = {}
+
+    def start() -> Any:
+        for number, (seconds, source, target, num_bytes) in enumerate(scene.rows):
+            if seconds > clock.now:
+                yield clock.at(seconds)
+            network.send(
+                source,
+                target,
+                num_bytes * factor,
+                lambda number=number: finish.__setitem__(number, clock.now),
+                connection=number,
+            )
+
+    clock.process(start())
+    while clock.peek() < math.inf:
+        if clock.peek() > clock.now:
+            if at_instant is not None:
+                at_instant(witness)
+            witness.pass_time(clock.peek())
+        clock.step()
+    witness.finish = [finish[number] for number in range(len(scene.rows))]  # type: ignore[attr-defined]
+    return witness
+
+
+def check_conservation(scene: Scene) -> None:
+    """Law 1: bytes on links are those of transfers, at every instant; all that is sent arrives, once."""
+
+    def account(witness: Witness) -> None:
+        expected = np.zeros(len(witness.network.topology.links))
+        for transfer, size in witness.sizes.items():
+            moved = witness.ended.get(transfer, witness.crossed[transfer])
+            assert moved <= size * (1 + 1e-9)
+            expected[witness.route(transfer)] += moved
+        np.testing.assert_allclose(witness.network.link_bytes, expected, rtol=1e-9, atol=1e-3)
+
+    witness = play(scene, account)
+    account(witness)
+    assert witness.ended == witness.sizes
+    for transfer, size in witness.sizes.items():
+        if witness.route(transfer):
+            assert witness.crossed[transfer] == pytest.approx(size, rel=1e-9, abs=1e-3)
+
+
+def check_capacity(scene: Scene) -> None:
+    """Law 2: no link is overloaded, and each transfer has a full link on which nobody has more than it."""
+
+    def audit(witness: Witness) -> None:
+        topology = witness.network.topology
+        load = np.zeros(len(topology.links))
+        largest = np.zeros(len(topology.links))
+        for transfer, rate in witness.rates.items():
+            route = witness.route(transfer)
+            load[route] += rate * 8
+            largest[route] = np.maximum(largest[route], rate)
+        capacity = topology.bits_per_second
+        assert (load <= capacity * (1 + 1e-9)).all()
+        for transfer, rate in witness.rates.items():
+            route = witness.route(transfer)
+            full = load[route] >= capacity[route] * (1 - 1e-9)
+            assert (full & (largest[route] <= rate * (1 + 1e-9))).any()
+
+    play(scene, audit)
+
+
+def check_lower_bound(scene: Scene) -> None:
+    """Law 3: nothing arrives before its latency and its bytes over its narrowest link."""
+    witness = play(scene)
+    topology = scene.topology()
+    for (start, source, target, num_bytes), finish in zip(scene.rows, witness.finish, strict=True):  # type: ignore[attr-defined]
+        route = list(topology.route(source, target))
+        latency = sum(topology.latency_seconds[route].tolist())
+        narrowest = min(topology.bits_per_second[route].tolist(), default=math.inf)
+        assert finish >= (start + latency + num_bytes * 8 / narrowest) * (1 - 1e-9)
+
+
+def check_scaling(scene: Scene, factor: int = 1000) -> None:
+    """Law 9: as many times the bytes over as many times the bandwidth take the same time."""
+    np.testing.assert_allclose(
+        play(scene).finish,  # type: ignore[attr-defined]
+        play(scene, factor=factor).finish,  # type: ignore[attr-defined]
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+@given(scenes(protocols=("ideal", "linux-tcp", "gloo")))
+def test_bytes_are_conserved(scene: Scene) -> None:
+    check_conservation(scene)
+
+
+@given(scenes())
+def test_links_are_full_and_not_overfull(scene: Scene) -> None:
+    check_capacity(scene)
+
+
+@given(scenes(protocols=("ideal", "linux-tcp", "gloo")))
+def test_nothing_arrives_too_early(scene: Scene) -> None:
+    check_lower_bound(scene)
+
+
+@given(scenes())
+def test_scaling_bytes_and_bandwidth_changes_no_time(scene: Scene) -> None:
+    check_scaling(scene)
+
+
+# A hub and three hosts: transfers share links for a while, one of them two links with two others.
+CROWDED = Scene(
+    ((10, 10), (5, 5), (10, 10)),
+    ("10 ms", "1 ms", "37 ms"),
+    (0, 0, 0),
+    4,
+    ((0.0, 0, 1, 1_000_000), (0.0, 0, 2, 3_000_000), (0.5, 1, 2, 1_000_000), (0.5, 1, 3, 100_000)),
+)
+
+
+@pytest.mark.parametrize("check", [check_conservation, check_capacity, check_lower_bound, check_scaling])
+def test_the_crowded_scene_keeps_all_laws(check: Callable[[Scene], None]) -> None:
+    check(CROWDED)
+
+
+def test_law_1_catches_bytes_forgotten_when_rates_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Transfers.set_rates
+
+    def forget(self: Transfers, slots: IntArray, rates: FloatArray, now: float) -> IntArray:
+        self.since[slots] = now
+        return right(self, slots, rates, now)
+
+    monkeypatch.setattr(Transfers, "set_rates", forget)
+    with pytest.raises(AssertionError):
+        check_conservation(CROWDED)
+
+
+def test_law_2_catches_equal_parts_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    def equal_parts(
+        capacity: FloatArray, routes: IntArray, weights: FloatArray, caps: FloatArray
+    ) -> FloatArray:
+        load = np.bincount(routes.ravel(), minlength=len(capacity))
+        rates: FloatArray = (capacity / np.maximum(load, 1))[routes].min(axis=1)
+        return rates
+
+    monkeypatch.setattr(netsim.capacity, "max_min_rates", equal_parts)
+    with pytest.raises(AssertionError):
+        check_capacity(CROWDED)
+
+
+def test_law_2_catches_an_overfull_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = netsim.capacity.max_min_rates
+    monkeypatch.setattr(netsim.capacity, "max_min_rates", lambda *problem: right(*problem) * 1.001)
+    with pytest.raises(AssertionError):
+        check_capacity(CROWDED)
+
+
+def test_law_3_catches_a_latency_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PathTable.between
+
+    def hurried(self: PathTable, source: int, target: int) -> Any:
+        path = right(self, source, target)
+        path.latency_seconds = 0.0
+        return path
+
+    monkeypatch.setattr(PathTable, "between", hurried)
+    with pytest.raises(AssertionError):
+        check_lower_bound(CROWDED)
+
+
+def test_law_9_catches_a_tolerance_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Transfers.due_at
+
+    def generous(self: Transfers, now: float) -> list[int]:
+        due = right(self, now)
+        used = np.arange(self._used)
+        near = (self.rate[used] > 0) & (self.remaining_at(used, now) < 1_500_000)
+        return sorted({*due, *np.flatnonzero(near & (self.due[used] < math.inf)).tolist()})
+
+    monkeypatch.setattr(Transfers, "due_at", generous)
+    with pytest.raises(AssertionError):
+        check_scaling(CROWDED)
