@@ -1,7 +1,8 @@
 """The real transport: collectives of `torch.distributed` over sockets, in the semantics of the contract.
 
-gloo carries them (nccl where every rank has its own GPU). Objects are pickles: only processes of one's own
-run may be members, so the network between machines must be one's own.
+gloo carries them (nccl where every rank has its own GPU). Objects are pickles, so members must be processes
+of one's own run: on one machine each connection is tested for that; between machines the network must be
+one's own.
 """
 
 from __future__ import annotations
@@ -261,9 +262,7 @@ class GlooCommunicator(Communicator):
     def barrier(self, async_op: bool = False) -> Any:
         # The comparison of records is one already: nobody has everyone's before everyone has called.
         token = torch.zeros(1, dtype=torch.uint8)
-        return self._collective(
-            "barrier", [], lambda: self._control.all_gather(token), lambda _: None, async_op
-        )
+        return self._collective("barrier", [], lambda: self._control.tell(token), lambda _: None, async_op)
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -307,7 +306,7 @@ class GlooCommunicator(Communicator):
     def _run(self, signature: Signature | str, exchange: Callable[[], R]) -> R:
         def checked() -> R:
             if self._state.rendezvous.check and self.world_size > 1:
-                records = self._control.all_gather(call_record(signature))
+                records = self._control.tell(call_record(signature))
                 error = disagreement(self._ranks, records)
                 if error is not None:
                     raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hmac
 import json
 import os
 import re
@@ -17,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from exogym_core.communicator.wire import Wire
 from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ConnectionLostError", "ProcessGroups", "Rendezvous"]
+__all__ = ["ConnectionLostError", "ProcessGroups", "Rendezvous", "choose_backend"]
 
 T = TypeVar("T")
 
@@ -53,6 +55,9 @@ class Rendezvous:
         check: whether calls are compared before they run.
         timeout_seconds: how long a rank waits for others.
         backend: what carries tensors, `gloo` or `nccl`.
+        device: where the backend takes tensors.
+        secret: known to the run's ranks alone; with one, every connection is tested for who is at its end,
+            since on one machine other users can connect to the ports on which ranks listen.
     """
 
     rank: int
@@ -62,6 +67,7 @@ class Rendezvous:
     timeout_seconds: float = 60.0
     backend: str = "gloo"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    secret: bytes = b""
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
 
     @classmethod
@@ -164,12 +170,28 @@ class Rendezvous:
         return self._groups(control, sorted(ranks))
 
     def _groups(self, control: dist.ProcessGroup | None, ranks: list[int]) -> ProcessGroups:
+        if self.secret:
+            self._authenticate(Wire(control, ranks, ranks.index(self.rank), torch.device("cpu")), ranks)
         if self.backend == "gloo":
             return ProcessGroups(control, control)
         data = dist.new_group(
             ranks, timeout=self._timeout, backend=self.backend, use_local_synchronization=True
         )
         return ProcessGroups(data, control)
+
+    def _authenticate(self, wire: Wire, ranks: list[int]) -> None:
+        """Show every other member, on the connection to it, that this rank knows the secret."""
+        shown = [_proof(self.secret, self.rank, other, ranks) for other in ranks]
+        got = wire.all_to_all(
+            [torch.frombuffer(bytearray(proof), dtype=torch.uint8) for proof in shown],
+            [len(proof) for proof in shown],
+        )
+        for other, proof in zip(ranks, got, strict=True):
+            if not hmac.compare_digest(proof.numpy().tobytes(), _proof(self.secret, other, self.rank, ranks)):
+                raise RankError(
+                    f"rank {self.rank}: what has connected as rank {other} is not of this run; run it again",
+                    self.rank,
+                )
 
     def _compare(self, ranks: Sequence[int], call: str) -> None:
         """Tell every member, and see what each one's next group with this rank is."""
@@ -185,6 +207,10 @@ class Rendezvous:
                 raise MismatchError(
                     f"ranks disagree: rank {self.rank} called {call}; rank {other} called {theirs[1]}"
                 )
+
+
+def _proof(secret: bytes, sender: int, receiver: int, ranks: list[int]) -> bytes:
+    return hmac.digest(secret, repr((sender, receiver, ranks)).encode(), "sha256")
 
 
 def choose_backend(backend: str, num_local_ranks: int) -> str:

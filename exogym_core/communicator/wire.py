@@ -121,6 +121,16 @@ class Wire:
         pieces = dict(zip(order, torch.split(got, sizes), strict=True))
         return [pieces[member] for member in range(self.size)]
 
+    def tell(self, flat: Tensor) -> list[Tensor]:
+        """`all_gather` in one round of direct messages: for small tensors faster than gloo's ring."""
+        given = _bytes(flat).repeat(self.size)
+        if self.group is None:
+            return [given]
+        got = torch.empty_like(given)
+        dist.all_to_all_single(got, given, group=self.group)
+        rows = got.view(self.size, -1)
+        return [rows[place] for place in self._place]
+
     def send(self, flat: Tensor, dst: int, slot: int) -> dist.Work:
         """Start to send; done when the receiver has asked for it and it has left."""
         work = dist.isend(_bytes(flat), group_dst=self._place[dst], group=self.group, tag=slot)

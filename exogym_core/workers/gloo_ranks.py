@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 import time
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def launch_gloo(
             check=check,
             timeout_seconds=timeout_seconds,
             backend=backend,
+            secret=secrets.token_bytes(32),
         )
         target = partial(_rank, body, make, intra_op_threads, seed)
         names = [f"gloo rank {rank}" for rank in range(num_ranks)]

@@ -1,0 +1,109 @@
+"""What starting ranks gives them, alike on every transport, and the real one's own options."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
+
+from exogym_core.communicator.gloo import GlooCommunicator, launch_gloo
+from exogym_core.communicator.rendezvous import Rendezvous, choose_backend
+from exogym_core.workers.children import Channel, Children
+from netsim.errors import InputError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from exogym_core.communicator import Communicator
+
+
+def _draws(comm: Communicator) -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+
+def test_random_streams_are_the_ranks_own_and_the_same_on_every_transport() -> None:
+    drawn = {transport: run(transport, _draws, 3, seed=5).results for transport in TRANSPORTS}
+    assert drawn == dict.fromkeys(TRANSPORTS, drawn["gloo"])
+    assert len(set(drawn["gloo"])) == 3
+    assert run("gloo", _draws, 3, seed=6).results != drawn["gloo"]
+
+
+def _marks(comm: Communicator) -> None:
+    for step in range(2):
+        comm.mark({"step": step, "rank": comm.rank})
+        comm.barrier()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_marked_row_comes_with_its_rank_in_its_order(transport: str) -> None:
+    rows = [(stamped.rank, stamped.row["step"]) for stamped in run(transport, _marks, 3).rows]
+    assert sorted(rows) == [(rank, step) for rank in range(3) for step in range(2)]
+    assert [step for rank, step in rows if rank == 1] == [0, 1]
+    if transport == "gloo":  # without a clock: everyone's first row, then the second
+        assert rows == [(rank, step) for step in range(2) for rank in range(3)]
+
+
+def test_rows_are_handed_over_as_they_come() -> None:
+    seen: list[tuple[int, Mapping[str, Any]]] = []
+    launch_gloo(_marks, 2, on_mark=lambda rank, row: seen.append((rank, row)))
+    assert sorted(row["step"] for rank, row in seen if rank == 1) == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{"check": False}, {"method": "spawn"}])
+def test_the_real_transport_without_checks_and_in_fresh_processes(options: dict[str, Any]) -> None:
+    cases = [
+        Case(operation, 0, torch.float32, (3, 2), "plain", "sum", 1, number % 2 or None, False, number)
+        for number, operation in enumerate(OPERATIONS)
+    ]
+    program = [(0, 1), (1, 0)], cases
+    check(program, launch_gloo(partial(play, program), 2, **options).results, exact=False)
+
+
+def test_a_result_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(InputError, match=r"\['rows'\] \(generator\) cannot be sent"):
+        launch_gloo(lambda comm: {"rows": (number for number in range(3))}, 1)
+
+
+@pytest.mark.parametrize("num_ranks", [0, -1, 2.0, True])
+def test_the_number_of_ranks_is_checked(num_ranks: Any) -> None:
+    with pytest.raises(InputError, match="num_ranks"):
+        launch_gloo(lambda comm: None, num_ranks)
+
+
+def test_unknown_backends_are_refused() -> None:
+    with pytest.raises(InputError, match=r"'mpi'.*Accepted: .*gloo"):
+        choose_backend("mpi", 2)
+
+
+def test_without_torchrun_the_missing_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match=r"WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set; .*torchrun"):
+        GlooCommunicator.from_environment()
+
+
+def _stranger(path: str, index: int, channel: Channel) -> None:
+    """Rank 1 knows another secret than rank 0."""
+    torch.set_num_threads(1)
+    rendezvous = Rendezvous(index, 2, path, secret=bytes([index]) * 32)
+    try:
+        rendezvous.join()
+    except RankError as error:
+        channel.send(str(error))
+
+
+def test_who_does_not_know_the_secret_is_not_let_in() -> None:
+    store = os.memfd_create("rendezvous")
+    path = f"/proc/{os.getpid()}/fd/{store}"
+    with Children(partial(_stranger, path), 2) as children:
+        told = [channel.recv() for channel in children.channels]
+    os.close(store)
+    assert told[0].startswith("rank 0: what has connected as rank 1 is not of this run")
+    assert told[1].startswith("rank 1: what has connected as rank 0 is not of this run")
