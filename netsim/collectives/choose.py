@@ -5,18 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from netsim.clock import Clock
-from netsim.collectives.play import play
-from netsim.network import Network
+from netsim.collectives.timing import time_collective
 from netsim.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from netsim.collectives.schedules import Schedule
     from netsim.topology import Topology
 
-__all__ = ["fastest", "seconds_alone"]
+__all__ = ["fastest"]
 
 # What sends more messages than this is not tried: it takes seconds to play, and such a crowd is never the fastest.
 _MOST_MESSAGES = 200_000
@@ -57,30 +55,8 @@ def _fastest(
     candidates: tuple[Schedule, ...], hosts: tuple[int, ...], same: _Same, protocol: Protocol
 ) -> Schedule:
     tried = [made for made in candidates if made.num_messages <= _MOST_MESSAGES] or candidates[:1]
-    return min(tried, key=lambda made: seconds_alone(made, hosts, same.topology, protocol)[-1])
 
+    def seconds(made: Schedule) -> float:
+        return time_collective(same.topology, protocol, made, hosts, repeat=_REPETITIONS).seconds[-1]
 
-def seconds_alone(
-    schedule: Schedule,
-    hosts: Sequence[int],
-    topology: Topology,
-    protocol: Protocol,
-    repetitions: int = _REPETITIONS,
-) -> list[float]:
-    """Seconds until the last member is through, one number a repetition, each right after the one before."""
-    clock = Clock()
-    network = Network(clock, topology, protocol)
-    seconds = []
-    for _ in range(repetitions):
-        start = clock.now
-        ends: list[float] = []
-        one = play(network, schedule, hosts, on_done=_note_end(ends, clock))
-        for member in range(schedule.num_ranks):
-            one.arrive(member)
-        clock.run()
-        seconds.append(max(ends) - start)
-    return seconds
-
-
-def _note_end(ends: list[float], clock: Clock) -> Callable[[int], None]:
-    return lambda member: ends.append(clock.now)
+    return min(tried, key=seconds)
