@@ -225,18 +225,21 @@ def _train(experiment: Experiment, out: str | None) -> None:
             _compare(experiment, folder)
             _report(folder)
         except KeyboardInterrupt:
-            folder.log("interrupted: incomplete")
-            path = visible(folder.path)
-            click.echo(
-                f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}",
-                err=True,
-            )
+            folder.log("interrupted")
+            click.echo(_interrupted(folder, len(experiment.strategies)), err=True)
             sys.exit(interruption.exit_code)
         except InputError:
             # Found before any training: such as data that are not where the task was told to look.
             if not folder.read_summary():
                 folder.discard()
             raise
+
+
+def _interrupted(folder: RunFolder, num_strategies: int) -> str:
+    path, entries = visible(folder.path), folder.read_summary()
+    if len(entries) == num_strategies and not any(entry.get("incomplete") for entry in entries):
+        return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
+    return f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}"
 
 
 def _compare(experiment: Experiment, folder: RunFolder) -> None:

@@ -257,6 +257,8 @@ def _run(target: Callable[[int, Channel], None], index: int, channel: Channel) -
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except ChannelClosed:
+        pass  # the parent has given the run up, such as on Ctrl-C, and tells why itself
     except BaseException:
         traceback.print_exc()
     finally:
