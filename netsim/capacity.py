@@ -70,6 +70,9 @@ class Capacity:
                 `max_min_rates` takes them.
             weights, caps: as `max_min_rates` takes them.
         """
+        if len(links) == 1:
+            alone: FloatArray = np.minimum(self._payload[links].min(axis=1), caps)
+            return alone
         self._choose_solver(links.size)
         rates = self._solve(self._payload, links, weights, caps)
         if not self._ack_share:

@@ -166,8 +166,9 @@ class Network:
         self._callbacks[number] = (on_delivered, on_sent)
         self._slots[number] = slot
         if len(channel.queue) == 1:
-            self._transfers.due[slot] = self._transfers.timer[slot]
-            self._call_at(self._transfers.timer[slot])
+            ready = float(self._transfers.timer[slot])
+            self._transfers.set_due(slot, ready)
+            self._call_at(ready)
         for observer in self._observers:
             observer.transfer_started(number, src, dst, num_bytes, connection)
         return number
@@ -296,7 +297,8 @@ class Network:
         transfers.weight[slot] = path.weight
         self._neighbours.join(slot, path.links + path.back if self.protocol.ack_share else path.links)
         if channel.window is None:
-            transfers.due[slot] = transfers.timer[slot] = math.inf
+            transfers.timer[slot] = math.inf
+            transfers.set_due(slot, math.inf)
         else:
             self._accept(slot, channel.window.start(now, num_bytes), num_bytes, now)
         return True
@@ -323,7 +325,7 @@ class Network:
         transfers.stop[slot] = grant.stop
         transfers.timer[slot] = grant.timer
         rate = float(transfers.rate[slot]) if grant.cap else 0.0
-        transfers.due[slot] = min(now + (left - grant.stop) / rate if rate else math.inf, grant.timer)
+        transfers.set_due(slot, min(now + (left - grant.stop) / rate if rate else math.inf, grant.timer))
         number = int(transfers.number[slot])
         on_delivered, on_sent = self._callbacks[number]
         if on_sent is not None and self._of_slot[slot].swallows(left):
@@ -348,7 +350,7 @@ class Network:
                 del self._channels[channel.key]
         elif first:
             following = channel.queue[0]
-            self._transfers.due[following] = self._transfers.timer[following]
+            self._transfers.set_due(following, float(self._transfers.timer[following]))
 
     def _tell(self, delivered: list[tuple[int, float]]) -> None:
         calls = self._sent

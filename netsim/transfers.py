@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from netsim.fairness import FloatArray, IntArray
@@ -16,6 +17,9 @@ __all__ = ["Transfers"]
 # been under way, and to the clock. Both are free of scale: neither bytes nor bandwidth appear.
 _OF_DURATION = 1e-12
 _OF_CLOCK = 2.0**-50
+
+# Slots whose earliest instant is kept, so that finding the next one looks at few of many.
+_BLOCK = 256
 
 _FLOATS = ("due", "timer", "begun", "since", "rate", "size", "remaining", "stop", "weight", "cap")
 
@@ -53,6 +57,8 @@ class Transfers:
     def __init__(self) -> None:
         self._free: list[int] = []
         self._used = 0
+        self._block_due: FloatArray = np.zeros(0)
+        self._is_stale: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # by block
         self.number: IntArray = np.zeros(0, dtype=np.int64)
         self.path: IntArray = np.zeros(0, dtype=np.int64)
         for name in _FLOATS:
@@ -65,27 +71,45 @@ class Transfers:
         else:
             slot = self._used
             if slot == len(self.number):
-                self._grow(max(64, 2 * slot))
+                self._grow(max(_BLOCK, 2 * slot))
             self._used += 1
         return slot
 
     def release(self, slot: int) -> None:
         """Give a slot back."""
-        self.due[slot] = math.inf
+        self.set_due(slot, math.inf)
         self.rate[slot] = 0.0
         self.stop[slot] = 0.0
         self.cap[slot] = math.inf
         self._free.append(slot)
 
+    def set_due(self, slot: int, instant: float) -> None:
+        """Say when something next happens to a slot by itself."""
+        self.due[slot] = instant
+        self._is_stale[slot // _BLOCK] = True
+
     def next_due(self) -> float:
         """The earliest instant at which a transfer is due; infinity if none is."""
-        return float(self.due[: self._used].min(initial=math.inf))
+        stale = np.flatnonzero(self._is_stale)
+        if stale.size == 1:
+            block = int(stale[0])
+            self._block_due[block] = self.due[block * _BLOCK : (block + 1) * _BLOCK].min()
+            self._is_stale[block] = False
+        elif stale.size:
+            self._block_due[stale] = self.due.reshape(-1, _BLOCK)[stale].min(axis=1)
+            self._is_stale[stale] = False
+        return float(self._block_due.min(initial=math.inf))
 
     def due_at(self, now: float) -> list[int]:
         """The slots that are due by `now`, rounding aside."""
-        used = self._used
-        slack = now * _OF_CLOCK + (now - self.begun[:used]) * _OF_DURATION
-        found: list[int] = np.flatnonzero(self.due[:used] - slack <= now).tolist()
+        most_slack = now * (_OF_CLOCK + _OF_DURATION)
+        if self.next_due() - most_slack > now:
+            return []
+        found: list[int] = []
+        for block in np.flatnonzero(self._block_due - most_slack <= now).tolist():
+            part = slice(block * _BLOCK, (block + 1) * _BLOCK)
+            slack = now * _OF_CLOCK + (now - self.begun[part]) * _OF_DURATION
+            found += (np.flatnonzero(self.due[part] - slack <= now) + part.start).tolist()
         return found
 
     def remaining_at(self, slots: IntArray, now: float) -> FloatArray:
@@ -128,10 +152,13 @@ class Transfers:
             drained = now + (self.remaining[slots] - self.stop[slots]) / rates
         drained[rates == 0.0] = math.inf
         self.due[slots] = np.minimum(drained, self.timer[slots])
+        self._is_stale[slots // _BLOCK] = True
         return slots
 
     def _grow(self, capacity: int) -> None:
         old = len(self.number)
+        self._block_due = np.full(capacity // _BLOCK, math.inf)
+        self._is_stale = np.ones(capacity // _BLOCK, dtype=np.bool_)
         for name in ("number", "path"):
             setattr(
                 self, name, np.concatenate([getattr(self, name), np.zeros(capacity - old, dtype=np.int64)])

@@ -293,7 +293,7 @@ def test_law_9_catches_a_tolerance_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 
     def generous(self: Transfers, now: float) -> list[int]:
         due = right(self, now)
-        used = np.arange(self._used)
+        used = np.arange(len(self.due))
         near = (self.rate[used] > 0) & (self.remaining_at(used, now) < 1_500_000)
         return sorted({*due, *np.flatnonzero(near & (self.due[used] < math.inf)).tolist()})
 
