@@ -25,6 +25,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.placement import spread
 from netsim.topology_file import read_parts
+from netsim.topology_mapping import plain_form
 from netsim.weather import Weather
 
 __all__ = ["Host", "Link", "Topology", "shipped_topologies"]
@@ -80,7 +81,7 @@ class Topology:
 
     @classmethod
     def _from_document(cls, document: Document, name: str, folder: Path) -> Topology:
-        parts = read_parts(document)
+        parts = read_parts(document, folder)
         return cls(
             name=parts.file.name or name,
             source=parts.file.source,
@@ -90,6 +91,7 @@ class Topology:
             regions=parts.regions,
             protocol=parts.file.protocol,
             explicit_routes=parts.routes,
+            weather=parts.weather,
         )
 
     def host_index(self, name: str) -> int:
@@ -151,6 +153,10 @@ class Topology:
                 f"placement: expected {num_workers} host names, one a worker, got {len(placement)}"
             )
         return tuple(self.host_index(name) for name in placement)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
+        return plain_form(self)
 
     @cached_property
     def _host_indices(self) -> dict[str, int]:

@@ -11,14 +11,18 @@ from netsim.documents import Document, KeyPath, Problem, validate
 from netsim.errors import InputError, unknown_name
 from netsim.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology_schema import MAX_HOSTS, TopologyFile
+from netsim.weather_file import read_weather
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from netsim.topology_schema import LinkEntry, RouteEntry
+    from netsim.weather import Weather
 
-__all__ = ["Parts", "read_parts"]
+__all__ = ["MAX_ROUTES", "Parts", "read_parts"]
 
+MAX_ROUTES = 250_000  # explicit ones, host to host
 _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
 _MANY_PROBLEMS = 50
 
@@ -33,6 +37,7 @@ class Parts:
     regions: tuple[str, ...]
     links: tuple[Link, ...]
     routes: Mapping[tuple[int, int], tuple[int, ...]]  # explicit ones: host indices -> link indices
+    weather: Weather
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,12 @@ class _Nodes:
     paths: dict[str, KeyPath] = field(default_factory=dict)
 
 
-def read_parts(document: Document) -> Parts:
-    """Check a document and put its parts in order; raises InputError that tells every mistake by line and key."""
-    return _Builder(document).parts()
+def read_parts(document: Document, folder: Path) -> Parts:
+    """Check a document and put its parts in order; files it names are looked for in `folder`.
+
+    Raises InputError that tells every mistake by line and key.
+    """
+    return _Builder(document).parts(folder)
 
 
 class _Builder:
@@ -71,7 +79,7 @@ class _Builder:
         self.file = validate(TopologyFile, document)
         self.problems: list[Problem] = []
 
-    def parts(self) -> Parts:
+    def parts(self, folder: Path) -> Parts:
         nodes = self._nodes()
         pipes = self._pipes(nodes)
         self._raise_problems()
@@ -87,6 +95,7 @@ class _Builder:
         )
         self._check_reachable(graph, hosts, nodes, rank)
         routes = self._routes(graph, hosts, nodes, rank)
+        weather = read_weather(self.file, hosts, links, folder, self._problem)
         self._raise_problems()
         regions = {host.region for host in hosts if host.region is not None}
         return Parts(
@@ -96,6 +105,7 @@ class _Builder:
             tuple(sorted(regions, key=natural_key)),
             links,
             routes,
+            weather,
         )
 
     def _problem(self, path: KeyPath, message: str | InputError) -> None:
@@ -204,50 +214,81 @@ class _Builder:
     def _routes(
         self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
     ) -> dict[tuple[int, int], tuple[int, ...]]:
-        index = {host.name: host.index for host in hosts}
-        routes: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Every explicit route, host to host. One that names a host goes before one that names its region."""
+        groups: dict[str, list[Host]] = {}
+        for host in hosts:
+            groups.setdefault(host.name, []).append(host)
+            if host.region in self.file.regions:
+                groups.setdefault(host.region, []).append(host)
+        found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # -> hosts named, links
         for position, entry in enumerate(self.file.routes):
             path = ("routes", position)
             ends: dict[KeyPath, Sequence[str]] = {
                 (*path, "from"): (entry.source,),
                 (*path, "to"): (entry.target,),
             }
-            if not self._are_known("host", ends, index):
+            stops: dict[KeyPath, Sequence[str]] = {(*path, "through"): entry.through}
+            if not self._are_known("host or region", ends, groups):
                 continue
-            if entry.source == entry.target:
-                self._problem(path, f"leads from '{entry.source}' to itself: traffic within a host is free")
+            if not self._are_known("host or router", stops, nodes.paths.keys()):
                 continue
-            if (index[entry.source], index[entry.target]) in routes:
-                self._problem(path, f"a second route from '{entry.source}' to '{entry.target}': remove one")
-                continue
-            links = self._walk(graph, entry, nodes, rank, path)
-            if links is not None:
-                routes[index[entry.source], index[entry.target]] = links
-        return dict(sorted(routes.items()))
+            sources, targets = groups[entry.source], groups[entry.target]
+            if len(found) + len(sources) * len(targets) > MAX_ROUTES:
+                raise self.document.error(
+                    path, f"expected at most {MAX_ROUTES:,} routes between hosts in all"
+                )
+            rival = self._add_routes(graph, entry, sources, targets, rank, found, path)
+            if rival is not None:
+                message = f"a second route from '{rival[0]}' to '{rival[1]}': remove one"
+                self._problem(path, message)
+        return {ends: found[ends][1] for ends in sorted(found)}
 
-    def _walk(
+    def _add_routes(
         self,
         graph: ShortestRoutes,
         entry: RouteEntry,
-        nodes: _Nodes,
+        sources: Sequence[Host],
+        targets: Sequence[Host],
         rank: Mapping[str, int],
+        found: dict[tuple[int, int], tuple[int, tuple[int, ...]]],
         path: KeyPath,
+    ) -> tuple[str, str] | None:
+        """Add one entry's routes to `found`; returns the ends of one that is there already."""
+        weight = (entry.source == sources[0].name) + (entry.target == targets[0].name)
+        for source, target in itertools.product(sources, targets):
+            known = found.get((source.index, target.index))
+            if known is not None and known[0] == weight:
+                return source.name, target.name
+            if known is not None and known[0] > weight:
+                continue
+            links = self._walk(graph, [source.name, *entry.through, target.name], rank, path)
+            if links is None:
+                return None
+            found[source.index, target.index] = (weight, links)
+        return None
+
+    def _walk(
+        self, graph: ShortestRoutes, stops: Sequence[str], rank: Mapping[str, int], path: KeyPath
     ) -> tuple[int, ...] | None:
-        through = (*path, "through")
-        if not self._are_known("host or router", {through: entry.through}, nodes.paths.keys()):
-            return None
-        stops = [entry.source, *entry.through, entry.target]
         if len(set(stops)) < len(stops):
-            self._problem(through, "visits a host or router twice: name those between the ends, each once")
+            self._problem(
+                path, f"visits '{_repeated(stops)}' twice: name the way between two ends, each stop once"
+            )
             return None
         links = []
         for here, there in itertools.pairwise(stops):
             link = graph.link(rank[here], rank[there])
             if link is None:
-                self._problem(through, f"no link between '{here}' and '{there}': add one, or name the way")
+                self._problem(
+                    path, f"no link between '{here}' and '{there}': add one, or name the stops between"
+                )
                 return None
             links.append(link)
         return tuple(links)
+
+
+def _repeated(names: Sequence[str]) -> str:
+    return next(name for position, name in enumerate(names) if name in names[:position])
 
 
 def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:

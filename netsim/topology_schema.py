@@ -17,6 +17,7 @@ from netsim.errors import InputError
 from netsim.units import parse_bits_per_second, parse_bytes, parse_fraction, parse_seconds, shown
 
 __all__ = [
+    "MAX_EVENTS",
     "MAX_HOSTS",
     "BackgroundEntry",
     "DriftEntry",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 MAX_HOSTS = 20_000
+MAX_EVENTS = 10_000  # of each kind
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e21  # bits per second; beyond these, durations lose all digits
 _LONGEST_SECONDS = 1e6
 _NAME = re.compile(r"\w[\w.:@+-]{0,99}")
@@ -195,7 +197,10 @@ class HostEntry(Schema):
 
 
 class RouteEntry(Schema):
-    """A route of one direction, by the hosts and routers it leads through, its ends left out."""
+    """A route of one direction, by the hosts and routers it leads through, its ends left out.
+
+    An end that is a region stands for each of its hosts.
+    """
 
     source: Name = Field(alias="from")
     target: Name = Field(alias="to")
@@ -318,7 +323,7 @@ class TopologyFile(Schema):
     wan: list[LinkEntry] = Field(default_factory=list)
     routes: list[RouteEntry] = Field(default_factory=list)
     protocol: Annotated[Any, BeforeValidator(_protocol)] = None
-    events: list[EventEntry] = Field(default_factory=list)
-    traces: list[TraceEntry] = Field(default_factory=list)
-    background: list[BackgroundEntry] = Field(default_factory=list)
-    drift: list[DriftEntry] = Field(default_factory=list)
+    events: list[EventEntry] = Field(default_factory=list, max_length=MAX_EVENTS)
+    traces: list[TraceEntry] = Field(default_factory=list, max_length=MAX_EVENTS)
+    background: list[BackgroundEntry] = Field(default_factory=list, max_length=MAX_EVENTS)
+    drift: list[DriftEntry] = Field(default_factory=list, max_length=MAX_EVENTS)
