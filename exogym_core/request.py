@@ -11,25 +11,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from netsim.topology import Topology
 from torch import nn
 
 from exogym_core.batches import collate_of
 from exogym_core.compute import Compute
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.spec import WorkerSpec
+from exogym_core.workers.torchrun import torchrun_rank
 from netsim.errors import InputError, unknown_name
+from netsim.topology import Topology
 
-__all__ = ["FitRequest", "torchrun_rank"]
+__all__ = ["FitRequest"]
 
 TopologyLike: TypeAlias = Topology | str | Path | Mapping[str, Any]
-
-
-def torchrun_rank() -> int | None:
-    """This process's rank among those that torchrun has started, None where it did not start this one."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"])
-    return None
 
 
 @dataclass

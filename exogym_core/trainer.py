@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
-from exogym_core.evaluation import kept_rng
 from exogym_core.history import FitResult, Recorder, mean_utilisation
 from exogym_core.loggers import make_loggers
 from exogym_core.program import Program
-from exogym_core.request import FitRequest, torchrun_rank
-from exogym_core.workers.rng import RandomStates
+from exogym_core.request import FitRequest
+from exogym_core.workers.torchrun import join_run, torchrun_rank
 from netsim.errors import InputError, unknown_name
-from netsim.kernel import StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
-    from netsim.topology import Topology
     from torch import nn
     from torch.utils.data import Dataset
 
     from exogym_core.compute import Compute
     from exogym_core.node import NodeOutcome
     from exogym_core.strategy.base import Strategy
+    from exogym_core.workers.run import RunResult
     from exogym_core.workers.spec import WorkerSpec
+    from netsim.topology import Topology
 
 __all__ = ["LocalTrainer", "Trainer"]
 
@@ -177,9 +175,6 @@ class Trainer:
         return model
 
 
-# Ranks wait for each other while one of them evaluates.
-_TORCHRUN_TIMEOUT_SECONDS = 1800.0
-
 LocalTrainer = Trainer
 """The name that the first users of local training know."""
 
@@ -202,30 +197,10 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
         listeners.append(request.on_event)
     recorder = Recorder(result, request.topology is not None, listeners)
     try:
-        if started_rank is not None:
-            return _join_ranks(program, recorder, result)
-        return _run_ranks(program, recorder, result)
+        run = _run_ranks(program, recorder, started_rank is not None)
     finally:
         for logger in loggers:
             logger.close()
-
-
-def _run_ranks(program: Program, recorder: Recorder, result: FitResult) -> dict[str, torch.Tensor]:
-    request = program.request
-    run = run_ranks(
-        program,
-        request.num_nodes,
-        request.topology,
-        request.transport,
-        program.workers(),
-        placement=request.placement,
-        protocol=request.protocol,
-        seed=request.seed,
-        on_row=recorder.add if request.transport == "netsim" else None,
-    )
-    if request.transport != "netsim":
-        for row in run.rows:
-            recorder.add(row)
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
     result.virtual_seconds = run.virtual_seconds
     if run.rank_virtual_seconds is not None:
@@ -233,24 +208,26 @@ def _run_ranks(program: Program, recorder: Recorder, result: FitResult) -> dict[
     return _conclude(run.results, result)
 
 
-def _join_ranks(program: Program, recorder: Recorder, result: FitResult) -> dict[str, torch.Tensor]:
-    """Be one rank of a run whose processes torchrun has started; every process gets the whole result."""
-    from exogym_core.communicator.gloo import GlooCommunicator
-    from exogym_core.communicator.rendezvous import Rendezvous
-
-    rows: list[Mapping[str, Any]] = []
-    rendezvous = Rendezvous.from_environment(True, _TORCHRUN_TIMEOUT_SECONDS, "auto")
-    with kept_rng(program.request.device_of(rendezvous.rank)):
-        RandomStates(program.request.seed, rendezvous.rank).load()
-        with GlooCommunicator.connect(rendezvous, rows.append) as comm:
-            outcome = program(comm)
-            with comm.off_clock():
-                ended = comm.all_gather_object((outcome, rows))
-    for same_place in itertools.zip_longest(*(own for _, own in ended)):
-        for rank, row in enumerate(same_place):
-            if row is not None:
-                recorder.add(StampedRow(rank, 0.0, 0.0, 0.0, row))
-    return _conclude([outcome for outcome, _ in ended], result)
+def _run_ranks(program: Program, recorder: Recorder, joins: bool) -> RunResult[NodeOutcome]:
+    request = program.request
+    if joins:
+        run = join_run(program, request.seed)
+    else:
+        run = run_ranks(
+            program,
+            request.num_nodes,
+            request.topology,
+            request.transport,
+            program.workers(),
+            placement=request.placement,
+            protocol=request.protocol,
+            seed=request.seed,
+            on_row=recorder.add if request.transport == "netsim" else None,
+        )
+    if request.transport == "gloo":
+        for row in run.rows:
+            recorder.add(row)
+    return run
 
 
 def _conclude(outcomes: Sequence[NodeOutcome], result: FitResult) -> dict[str, torch.Tensor]:

@@ -1,0 +1,64 @@
+"""Being one rank of a run whose processes torchrun has started, on one machine or several."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exogym_core.communicator.gloo import GlooCommunicator
+from exogym_core.communicator.rendezvous import Rendezvous
+from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.run import RunResult
+from netsim.kernel import StampedRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from exogym_core.communicator.base import Communicator
+
+__all__ = ["join_run", "torchrun_rank"]
+
+T = TypeVar("T")
+
+# Ranks wait for each other while one of them evaluates.
+_TIMEOUT_SECONDS = 1800.0
+
+
+def torchrun_rank() -> int | None:
+    """This process's rank among those that torchrun has started, None where it did not start this one."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"])
+    return None
+
+
+def join_run(body: Callable[[Communicator], T], seed: int = 0) -> RunResult[T]:
+    """Run `body(comm)` as this process's rank; every process gets the results and rows of all.
+
+    The process's random generators are made from (seed, rank) for the run, and are as before afterwards.
+
+    Raises:
+        InputError: torchrun's variables are not set.
+        NetsimError: as `body` and its calls raise.
+    """
+    rows: list[Mapping[str, Any]] = []
+    rendezvous = Rendezvous.from_environment(True, _TIMEOUT_SECONDS, "auto")
+    before = RandomStates.of_process()
+    RandomStates(seed, rendezvous.rank).load()
+    try:
+        with GlooCommunicator.connect(rendezvous, rows.append) as comm:
+            result = body(comm)
+            with comm.off_clock():
+                ended = comm.all_gather_object((result, rows, comm.traffic))
+    finally:
+        before.load()
+    marked = [
+        StampedRow(rank, 0.0, 0.0, 0.0, row)
+        for same_place in itertools.zip_longest(*(own for _, own, _ in ended))
+        for rank, row in enumerate(same_place)
+        if row is not None
+    ]
+    untimed = [0.0] * len(ended)
+    return RunResult(
+        [own for own, _, _ in ended], None, None, untimed, untimed, marked, [own for _, _, own in ended]
+    )
