@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.topology import Topology
-
 from netsim.clock import Clock
 from netsim.collectives import Schedule, play, schedule
 from netsim.network import Network
+from netsim.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,14 +131,17 @@ def play_calls(
 
 
 def compare(case: dict[str, Any], most_repetitions: int = 3) -> list[Comparison]:
-    """Play all results of a case in order and compare medians."""
+    """Play all results of a case in order and compare medians.
+
+    At most `most_repetitions` are counted, and as many before them played to warm up.
+    """
     clock = Clock()
     network = Network(clock, topology_of(case), "gloo")
     num = len(case["ranks"])
     compared = []
     for number, result in enumerate(case["results"]):
         calls = calls_of(result, num)
-        warmup = len(result.get("warmup", ()))
+        warmup = min(len(result.get("warmup", ())), most_repetitions)
         seconds = []
         for repetition in range(warmup + min(result["n"], most_repetitions)):
             clock.run(until=clock.now + result.get("gap_ms", 50) / 1e3)

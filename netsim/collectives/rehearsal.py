@@ -56,11 +56,15 @@ class Outcome:
 
 
 class Rehearsals:
-    """What one network remembers of collectives that had it to themselves."""
+    """What one network remembers of collectives that had it to themselves.
+
+    Attributes:
+        outcomes: by all that they depend on, the one used last at the end.
+    """
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._outcomes: OrderedDict[Hashable, Outcome] = OrderedDict()
+        self.outcomes: OrderedDict[Hashable, Outcome] = OrderedDict()
 
     def outcome(
         self,
@@ -75,15 +79,15 @@ class Rehearsals:
         offsets = tuple(round((arrival - first) * _GRID_PER_SECOND) for arrival in arrivals)
         state = window_states(network, group, first)
         key = (schedule, hosts, group, offsets, network.version, state)
-        outcome = self._outcomes.get(key)
+        outcome = self.outcomes.get(key)
         if outcome is not None:
-            self._outcomes.move_to_end(key)
+            self.outcomes.move_to_end(key)
             return outcome
         alone = _Alone(network, schedule, hosts, group, np.array(offsets) / _GRID_PER_SECOND)
         seconds, left = alone.ends(first)
-        outcome = self._outcomes[key] = Outcome(_by_instant(seconds), _traffic(schedule, hosts), left)
-        if len(self._outcomes) > _MOST_OUTCOMES:
-            self._outcomes.popitem(last=False)
+        outcome = self.outcomes[key] = Outcome(_by_instant(seconds), _traffic(schedule, hosts), left)
+        if len(self.outcomes) > _MOST_OUTCOMES:
+            self.outcomes.popitem(last=False)
         return outcome
 
 

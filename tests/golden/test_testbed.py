@@ -1,0 +1,35 @@
+"""Simulated gloo against torch.distributed's gloo over shaped links, measured; `testbed/README.md` tells how."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gloo.py"
+CASES = sorted((Path(__file__).parent / "testbed").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    """The script that prints this comparison case by case."""
+    spec = importlib.util.spec_from_file_location("benchmark_gloo", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_simulated_gloo_takes_as_long_as_gloo(benchmark: Any) -> None:
+    """Operations of 5 ms and more: warm and new connections, pauses, concurrent, late and uneven calls."""
+    compared = [each for path in CASES for each in benchmark.compare(json.loads(path.read_text()))]
+    count, median, high = benchmark.summary(compared)
+    assert count == 458
+    assert median <= 0.02
+    assert high <= 0.17

@@ -1,0 +1,143 @@
+"""`netsim collective` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from netsim.collectives import ALGORITHMS, OPERATIONS, schedule
+from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.command import command
+from netsim.collectives.timing import time_collective
+from netsim.protocol import Protocol
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STAR = """
+name: star
+source: test
+hosts: {a: {}, b: {}, c: {}, d: {}}
+routers: [sw]
+links:
+  - {between: [a, sw], bandwidth: 50 Mbit/s, latency: 10 ms}
+  - {between: [b, sw], bandwidth: 50 Mbit/s, latency: 10 ms}
+  - {between: [c, sw], bandwidth: 50 Mbit/s, latency: 10 ms}
+  - {between: [d, sw], bandwidth: 50 Mbit/s, latency: 10 ms}
+"""
+
+
+@pytest.fixture
+def star(tmp_path: Path) -> str:
+    path = tmp_path / "star.yaml"
+    path.write_text(STAR)
+    return str(path)
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(command, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_ring_all_reduce_to_the_digit(star: str) -> None:
+    got = run(star, "all_reduce", "--bytes", "4MB")
+    assert got["algorithm"] == "ring"
+    assert got["seconds"] == pytest.approx([6 * (0.02 + 8e6 / 50e6)], rel=1e-12)
+    assert got["rank_seconds"] == pytest.approx(got["seconds"] * 4, rel=1e-12)
+    assert got["lower_bound_seconds"] == pytest.approx(got["seconds"][0], rel=1e-12)
+    assert got["link_bytes"] == {
+        name: 6_000_000 for host in "abcd" for name in (f"{host}->sw", f"sw->{host}")
+    }
+
+
+def test_repetitions_keep_connections_warm_and_pauses_cool_them(star: str) -> None:
+    options = (star, "all_reduce", "--bytes", "1MiB", "--protocol", "gloo")
+    warm = run(*options, "--repeat", "4", "--pause", "50ms")["seconds"]
+    cold = run(*options, "--repeat", "4", "--pause", "10s")["seconds"]
+    assert len(warm) == 4
+    assert warm[0] == cold[0]
+    assert warm[3] < 0.9 * warm[0]
+    assert cold[3] > 0.9 * cold[0]
+
+
+def test_gloo_four_bytes_take_seven_latencies(star: str) -> None:
+    """(2 n - 1) latencies; software takes some hundred microseconds of each."""
+    (seconds,) = run(star, "all_reduce", "--bytes", "4", "--protocol", "gloo")["seconds"]
+    assert seconds == pytest.approx(7 * 0.0202, rel=0.01)
+
+
+def test_ranks_and_root_by_name(star: str) -> None:
+    got = run(star, "broadcast", "--bytes", "1MB", "--ranks", "d,b", "--root", "b")
+    assert set(got["link_bytes"]) == {"b->sw", "sw->d"}
+    assert len(got["rank_seconds"]) == 2
+    message = run(star, "sendrecv", "--bytes", "1MB", "--ranks", "c,a")
+    assert message["link_bytes"] == {"c->sw": 1_000_000, "sw->a": 1_000_000}
+
+
+def test_a_barrier_needs_no_bytes(star: str) -> None:
+    assert run(star, "barrier")["seconds"] == pytest.approx([0.04])
+
+
+def test_bytes_of_all_to_all_are_what_each_rank_has(star: str) -> None:
+    got = run(star, "all_to_all", "--bytes", "4MB")
+    assert got["link_bytes"]["a->sw"] == 3_000_000
+    assert got["seconds"] == pytest.approx([0.02 + 3e6 * 8 / 50e6])
+
+
+def test_table_for_people(star: str) -> None:
+    result = CliRunner().invoke(command, [star, "all_reduce", "--bytes", "25MB", "--repeat", "2"])
+    assert result.exit_code == 0
+    assert "a->sw" in result.output
+    assert "all_reduce of 25 MB by ring among 4 ranks (ideal)" in result.output
+    assert "each repetition:" in result.output
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_nothing_beats_the_lower_bound_and_auto_is_never_beaten(op: str, protocol: str) -> None:
+    topology = Topology.load("wan-4-regions")
+    hosts = topology.place(2 if op == "sendrecv" else 6)
+    parsed = Protocol.parse(protocol)
+    seconds = {}
+    for algorithm in (*ALGORITHMS[op], "auto"):
+        made = schedule(
+            op,
+            len(hosts),
+            num_bytes=0 if op == "barrier" else 300_000,
+            algorithm=algorithm,
+            hosts=hosts,
+            topology=topology,
+            protocol=parsed,
+        )
+        seconds[algorithm] = time_collective(topology, parsed, made, hosts, repeat=2).seconds[-1]
+        assert seconds[algorithm] >= lower_bound_seconds(made, hosts, topology) * (1 - 1e-9)
+    assert seconds["auto"] == min(seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("allreduce", "--bytes", "1MB"),
+            "Error: unknown collective 'allreduce': did you mean 'all_reduce'?",
+        ),
+        (("all_reduce",), "Error: all_reduce: say how much with --bytes, such as --bytes 25MB"),
+        (("all_reduce", "--bytes", "1MB", "--algorithm", "rings"), "Error: unknown algorithm for all_reduce"),
+        (("all_reduce", "--bytes", "1MB", "--ranks", "a,e"), "Error: unknown host 'e'"),
+        (("reduce", "--bytes", "1MB", "--ranks", "a,b", "--root", "c"), "Error: --root c: it is not among"),
+        (("all_reduce", "--bytes", "1MB", "--protocol", "glo"), "Error: unknown protocol 'glo'"),
+        (("sendrecv", "--bytes", "1MB", "--ranks", "a,b,c"), "Error: sendrecv: 3 ranks given; name two"),
+        (("all_reduce", "--bytes", "-1MB"), "Error: "),
+        (("all_reduce", "--bytes", "1MB", "--pause", "5"), "Error: "),
+    ],
+)
+def test_mistakes_are_told_in_one_line(star: str, arguments: tuple[str, ...], line: str) -> None:
+    result = CliRunner().invoke(command, [star, *arguments])
+    assert result.exit_code == 1
+    assert result.output.startswith(line)
+    assert len(result.output.splitlines()) == 1
