@@ -199,7 +199,7 @@ def _find(path_or_name: str | Path) -> Path:
     if path.suffix == ".yaml" and str(path.parent) in (".", "topologies") and path.stem in shipped:
         return shipped[path.stem]
     if is_name:
-        raise unknown_name("topology (neither a file nor one that ships)", str(path_or_name), shipped)
+        raise unknown_name("topology or file", str(path_or_name), shipped)
     raise InputError(f"{path}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}")
 
 

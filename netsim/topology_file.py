@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from netsim.documents import Document, KeyPath, Problem, validate
 from netsim.errors import InputError, unknown_name
 from netsim.graph import Host, Link, ShortestRoutes, natural_key
+from netsim.protocol import Protocol
 from netsim.topology_schema import MAX_HOSTS, TopologyFile
 from netsim.weather_file import read_weather
 
@@ -95,6 +96,7 @@ class _Builder:
         )
         self._check_reachable(graph, hosts, nodes, rank)
         routes = self._routes(graph, hosts, nodes, rank)
+        self._check_protocol()
         weather = read_weather(self.file, hosts, links, folder, self._problem)
         self._raise_problems()
         regions = {host.region for host in hosts if host.region is not None}
@@ -210,6 +212,12 @@ class _Builder:
             if not reached[rank[host.name]]:
                 message = f"host '{host.name}' cannot reach '{first}': add a link between them"
                 self._problem(nodes.paths[host.name], message)
+
+    def _check_protocol(self) -> None:
+        try:
+            Protocol.parse(self.file.protocol)
+        except InputError as error:
+            self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
 
     def _routes(
         self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
