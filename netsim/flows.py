@@ -114,6 +114,7 @@ class _RowReader:
         self._path = path
         self._header = header
         self._columns = [header.index(name) for name in _COLUMNS]
+        self._names = [host.name for host in topology.hosts]
         self._hosts = _host_names(topology)
 
     def __call__(self, line: int, row: tuple[str, ...]) -> Flow:
@@ -141,7 +142,7 @@ class _RowReader:
     def _host(self, line: int, column: str, text: str) -> int:
         index = self._hosts.get(text)
         if index is None:
-            error = unknown_name("host", text, self._hosts)
+            error = unknown_name("host", text, self._names)
             raise type(error)(f"{self._path}:{line}: column {column}: {error}")
         return index
 

@@ -146,7 +146,9 @@ class Window:
         self._use(now, left)
         if self._until_loss <= self._segment * _ROUNDING:
             self._until_loss = self._loss_bytes
-            self._lose(now, min(self._window + self._used, 2 * self._window))
+            # In slow start the window has grown by what was acknowledged of this round.
+            slow = math.isnan(self._lost_at)
+            self._lose(now, self._window + self._used if slow else self._cubic(now - self._lost))
         elif self._blocked or now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
             self._follows_full = True
@@ -171,7 +173,7 @@ class Window:
         return moved
 
     def state(self, instant: float) -> tuple[float | None, ...]:
-        """What sets it apart from others of its path; points in time count from `instant`, to a nanosecond."""
+        """What sets it apart from others of its path; times count from `instant`, to a nanosecond."""
         values = vars(self).copy()
         for name in _INSTANTS:
             # Times of people and grids fall on halves of a nanosecond; off them, rounding cannot waver.

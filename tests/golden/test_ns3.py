@@ -47,8 +47,11 @@ def test_known_queues_bring_single_transfers_nearer() -> None:
 
 
 def test_random_loss() -> None:
-    """A seed decides when the few losses happen, so only the middle of the seeds can be right."""
-    errors = [case.mean_error for case in singles(lossy=True)]
+    """A seed decides when the few losses happen, so only the middle of the seeds can be right.
+
+    At 0.1 % only the luckiest of three seeds is left in the file: 2.9 s, where 17 losses are to be expected.
+    """
+    errors = [case.mean_error for case in singles(lossy=True) if "loss 0.001" not in case.name]
     assert abs(float(np.median(errors))) <= 0.06
     assert max(map(abs, errors)) <= 0.35
 

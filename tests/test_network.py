@@ -1,0 +1,260 @@
+"""The network's interface: order, connections, callbacks, faults, observers; times are exact."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import simpy
+
+from netsim.clock import Clock
+from netsim.errors import InputError, UnknownNameError
+from netsim.network import Network
+from netsim.protocol import Protocol
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from netsim.fairness import FloatArray, IntArray
+
+# a - switch - b, c: 8 Mbit/s each way, 10 ms from the host to the switch: 1 MB takes 1.02 s.
+TOPOLOGY = Topology.from_mapping(
+    {
+        "hosts": {"a": {}, "b": {}, "c": {}},
+        "routers": ["switch"],
+        "links": [
+            {"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"
+        ],
+    }
+)
+A, B, C = range(3)
+MEGABYTE = 1_000_000
+LATENCY = 0.02
+
+
+class Log:
+    """What happened when, as a list of (instant, name)."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self.lines: list[tuple[float, str]] = []
+
+    def on(self, name: str) -> Any:
+        return partial(self._add, name)
+
+    def _add(self, name: str) -> None:
+        self.lines.append((round(self.env.now, 9), name))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def network(clock: Clock) -> Network:
+    return Network(clock, TOPOLOGY)
+
+
+@pytest.fixture
+def log(clock: Clock) -> Log:
+    return Log(clock)
+
+
+def test_a_transfer_takes_latency_and_bytes_over_rate(clock: Clock, network: Network) -> None:
+    assert clock.run(network.transfer(A, B, MEGABYTE)) is None
+    assert clock.now == 1.02
+
+
+def test_it_runs_on_a_plain_simpy_environment() -> None:
+    env = simpy.Environment()
+    network = Network(env, TOPOLOGY)
+
+    def process() -> Any:
+        yield network.transfer(A, B, MEGABYTE)
+        yield env.timeout(1)
+        yield network.transfer(B, A, 0)
+
+    env.run(env.process(process()))
+    assert env.now == pytest.approx(2.04, rel=1e-12)
+
+
+def test_messages_of_one_connection_leave_whole_and_in_order(
+    clock: Clock, network: Network, log: Log
+) -> None:
+    network.send(A, B, MEGABYTE, log.on("long"))
+    network.send(A, B, 1000, log.on("short"))
+    network.send(A, B, 0, log.on("empty"))
+    network.send(A, B, 1000, log.on("aside"), connection="other")
+    clock.run()
+    # The one on its own connection shares the link until it is through: 2,000 bytes have passed then.
+    assert log.lines == [(0.022, "aside"), (1.021, "long"), (1.022, "short"), (1.022, "empty")]
+
+
+def test_what_follows_on_a_connection_does_not_wait_its_latency_again(
+    clock: Clock, network: Network, log: Log
+) -> None:
+    network.send(A, B, MEGABYTE, log.on("first"))
+    clock.run(until=1.01)
+    network.send(A, B, 1000, log.on("second"))
+    clock.run()
+    assert log.lines == [(1.02, "first"), (1.031, "second")]
+
+
+def test_callbacks_of_one_instant_come_in_order_of_sending(clock: Clock, network: Network, log: Log) -> None:
+    for name, target in [("1", B), ("2", C), ("3", B), ("4", C)]:
+        network.send(A, target, 1000, log.on(name), connection=name)
+    clock.run()
+    assert log.lines == [(0.024, name) for name in "1234"]
+
+
+def test_within_a_host_delivery_is_at_once_but_after_send_returns(
+    clock: Clock, network: Network, log: Log
+) -> None:
+    network.send(A, A, MEGABYTE, log.on("there"), on_sent=log.on("sent"))
+    assert log.lines == []
+    clock.run()
+    assert log.lines == [(0.0, "sent"), (0.0, "there")]
+    assert network.link_bytes.sum() == 0
+
+
+def test_a_callback_may_send_on_in_the_same_instant(clock: Clock, network: Network, log: Log) -> None:
+    network.send(A, B, MEGABYTE, lambda: network.send(B, C, MEGABYTE, log.on("there")) and None)
+    clock.run()
+    assert log.lines == [(2.04, "there")]
+
+
+def test_bytes_on_links_are_counted_while_they_move(clock: Clock, network: Network) -> None:
+    network.send(A, B, MEGABYTE, lambda: None)
+    clock.run(until=0.52)
+    used = [TOPOLOGY.links[link].source for link, count in enumerate(network.link_bytes) if count]
+    assert used == ["a", "switch"]
+    assert network.link_bytes.max() == pytest.approx(500_000)
+    clock.run()
+    assert sorted(network.link_bytes.tolist()) == [0, 0, 0, 0, MEGABYTE, MEGABYTE]
+
+
+def test_a_link_that_is_down_stalls_transfers(clock: Clock, network: Network, log: Log) -> None:
+    up = TOPOLOGY.route(A, B)[0]
+    network.send(A, B, MEGABYTE, log.on("there"))
+    clock.run(until=0.52)
+    network.set_link_up(up, False)
+    clock.run(until=5.52)
+    network.set_link_up(up, True)
+    clock.run()
+    assert log.lines == [(6.02, "there")]
+
+
+def test_capacity_and_latency_can_change_under_way(clock: Clock, network: Network, log: Log) -> None:
+    up = TOPOLOGY.route(A, B)[0]
+    network.send(A, B, MEGABYTE, log.on("first"))
+    clock.run(until=0.52)
+    network.set_capacity(up, 4e6)
+    network.set_latency(up, 0.5)
+    clock.run()
+    network.send(A, B, 0, log.on("second"))
+    clock.run()
+    assert log.lines == [(1.52, "first"), (2.03, "second")]
+
+
+def test_an_aborted_transfer_gives_way(clock: Clock, network: Network, log: Log) -> None:
+    doomed = network.send(A, B, 2 * MEGABYTE, log.on("never"))
+    network.send(A, B, MEGABYTE, log.on("next"))
+    clock.run(until=0.52)
+    assert network.abort(doomed) == pytest.approx(500_000)
+    clock.run()
+    assert log.lines == [(1.52, "next")]
+    assert network.link_bytes.max() == pytest.approx(1_500_000)
+    with pytest.raises(InputError, match=r"no transfer 0 is in flight"):
+        network.abort(doomed)
+
+
+def test_an_abort_behind_others_or_before_the_latency_is_over_frees_nothing_else(
+    clock: Clock, network: Network, log: Log
+) -> None:
+    network.send(A, B, MEGABYTE, log.on("first"))
+    doomed = network.send(A, B, MEGABYTE, log.on("never"))
+    network.send(A, B, MEGABYTE, log.on("last"))
+    assert network.abort(doomed) == 0
+    clock.run()
+    assert log.lines == [(1.02, "first"), (2.02, "last")]
+
+
+def test_observers_change_nothing(clock: Clock, network: Network, log: Log) -> None:
+    class Nosy:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def transfer_started(
+            self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
+        ) -> None:
+            self.seen.append((transfer, source, target, num_bytes, connection))
+
+        def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
+            self.seen.append((transfer, delivered_bytes))
+
+        def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
+            self.seen.append(dict(zip(transfers.tolist(), bytes_per_second.tolist(), strict=True)))
+
+    nosy = Nosy()
+    network.observe(nosy)
+    network.send(A, B, MEGABYTE, log.on("there"), connection="x")
+    clock.run()
+    assert log.lines == [(1.02, "there")]
+    assert nosy.seen == [(0, A, B, MEGABYTE, "x"), {0: 1e6}, (0, MEGABYTE)]
+
+
+@pytest.mark.parametrize("num_bytes", [-1, math.nan, math.inf])
+def test_bytes_must_make_sense(network: Network, num_bytes: float) -> None:
+    with pytest.raises(InputError, match="send from host 0 to host 1: bytes must be finite"):
+        network.send(A, B, num_bytes, lambda: None)
+
+
+def test_two_networks_run_interleaved() -> None:
+    clocks = [Clock(), Clock()]
+    networks = [Network(clock, TOPOLOGY) for clock in clocks]
+    events = [network.transfer(A, B, MEGABYTE) for network in networks]
+    while not all(event.processed for event in events):
+        for clock in clocks:
+            clock.step()
+    assert [clock.now for clock in clocks] == [1.02, 1.02]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "line"),
+    [
+        ("tcp", UnknownNameError, "unknown protocol 'tcp': Accepted: linux-tcp, "),
+        ({"preset": "gloo", "stream": 2}, UnknownNameError, "unknown key in protocol 'stream': did you mean"),
+        (
+            {"preset": "linux-tcp", "streams": 0},
+            InputError,
+            "protocol: streams: expected a whole number of at least 1, got 0",
+        ),
+        (
+            {"preset": "linux-tcp", "window": "4 M"},
+            InputError,
+            "protocol: window: unknown unit 'M' in '4 M'",
+        ),
+        (
+            {"preset": "linux-tcp", "connections": "new"},
+            UnknownNameError,
+            "protocol: connections: unknown choice 'new'",
+        ),
+        (8, InputError, "protocol: expected a name or a mapping, got 8"),
+    ],
+)
+def test_protocols_that_make_no_sense_are_told(spec: Any, error: type[Exception], line: str) -> None:
+    with pytest.raises(error) as told:
+        Protocol.parse(spec)
+    assert str(told.value).startswith(line)
+
+
+def test_protocol_of_the_file_holds_unless_another_is_named(clock: Clock) -> None:
+    assert Network(clock, TOPOLOGY).protocol == Protocol.parse("ideal")
+    mapping = TOPOLOGY.to_mapping() | {"protocol": "gloo"}
+    topology = Topology.from_mapping(mapping)
+    assert Network(clock, topology).protocol.name == "gloo"
+    assert Network(clock, topology, "linux-tcp").protocol.name == "linux-tcp"

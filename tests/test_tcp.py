@@ -1,0 +1,166 @@
+"""What TCP takes from the ideal network: closed forms for one connection, shares for several."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from netsim.clock import Clock
+from netsim.flows import play_flows
+from netsim.network import Network
+from netsim.protocol import Protocol
+from netsim.tcp import cubic_segments
+from netsim.topology import Topology
+
+SEGMENT = 1448
+INITIAL = 10 * SEGMENT
+PAYLOAD = 1448 / 1514
+
+
+def pair(mbit: float = 100, round_trip: str = "100 ms", loss: str = "0 %") -> Topology:
+    link = {"between": ["a", "b"], "bandwidth": f"{mbit} Mbit/s", "rtt": round_trip, "loss": loss}
+    return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link]})
+
+
+def seconds(topology: Topology, num_bytes: float, protocol: Any = "linux-tcp") -> float:
+    return float(play_flows(topology, [(0.0, "a", "b", num_bytes)], protocol)[0])
+
+
+def test_small_messages_take_whole_rounds() -> None:
+    topology = pair(mbit=100_000)
+    for num_segments, rounds in [(1, 0), (10, 0), (11, 1), (30, 1), (31, 2), (70, 2), (71, 3), (691, 6)]:
+        assert seconds(topology, num_segments * SEGMENT) == pytest.approx(0.05 + 0.1 * rounds, abs=1e-3)
+
+
+@pytest.mark.parametrize("mbit", [10, 50, 100])
+@pytest.mark.parametrize("num_bytes", [5_000_000, 20_000_000])
+def test_slow_start_costs_what_the_closed_form_says(mbit: float, num_bytes: int) -> None:
+    rate = mbit * 1e6 / 8 * PAYLOAD
+    pipe = rate * 0.1
+    # Whole rounds below the pipe, each of which leaves the link idle for the rest of a round trip.
+    windows = [INITIAL * 2**i for i in range(20) if INITIAL * 2**i < pipe]
+    idle = sum(0.1 - window / rate for window in windows)
+    smooth = 0.1 * (math.log2(pipe / INITIAL) - 1 + INITIAL / pipe)
+    taken = seconds(pair(mbit), num_bytes)
+    assert taken == pytest.approx(0.05 + num_bytes / rate + idle, rel=1e-9)
+    assert idle == pytest.approx(smooth, abs=0.02)
+
+
+def test_a_window_limits_the_rate() -> None:
+    topology = pair(mbit=10_000)
+    rate = 2**20 / 0.1
+    taken = seconds(topology, 100e6, {"preset": "linux-tcp", "window": "1 MiB"})
+    assert taken == pytest.approx(100e6 / rate + 0.6, rel=0.02)
+    streams = seconds(topology, 100e6, {"preset": "linux-tcp", "window": "1 MiB", "streams": 4})
+    assert streams == pytest.approx(100e6 / rate / 4 + 0.6, rel=0.02)
+
+
+def test_a_connection_of_its_own_costs_a_handshake() -> None:
+    topology = pair()
+    own = seconds(topology, 1_000_000, {"preset": "linux-tcp", "connections": "per-transfer"})
+    assert own == pytest.approx(seconds(topology, 1_000_000) + 0.1, rel=1e-12)
+
+
+def test_a_warm_connection_needs_no_slow_start_until_it_idles() -> None:
+    clock = Clock()
+    network = Network(clock, pair(), "linux-tcp")
+    times: list[float] = []
+
+    def process() -> Any:
+        for pause in (0.0, 0.01, 0.35, 10.0):
+            yield clock.timeout(pause)
+            begin = clock.now
+            yield network.transfer(0, 1, 1_000_000)
+            times.append(clock.now - begin)
+
+    clock.run(clock.process(process()))
+    cold, warm, halved, idle = times
+    line_rate = 0.05 + 1_000_000 / (100e6 / 8 * PAYLOAD)
+    assert warm == pytest.approx(line_rate, rel=0.01)
+    assert idle == pytest.approx(cold, rel=1e-9)
+    assert warm < halved < idle
+
+
+def test_both_directions_full_leave_room_for_acknowledgements() -> None:
+    topology = pair(round_trip="2 ms")
+    num_bytes = 100_000_000
+    there, back = play_flows(topology, [(0.0, "a", "b", num_bytes), (0.0, "b", "a", num_bytes)], "linux-tcp")
+    alone = seconds(topology, num_bytes)
+    assert num_bytes * 8 / alone == pytest.approx(0.956 * 100e6, rel=2e-3)
+    assert there == pytest.approx(back, rel=1e-9)
+    assert num_bytes * 8 / there == pytest.approx(0.935 * 100e6, rel=2e-3)
+
+
+def test_longer_round_trips_get_smaller_shares() -> None:
+    link = {"bandwidth": "100 Mbit/s"}
+    topology = Topology.from_mapping(
+        {
+            "hosts": {"near": {}, "far": {}, "sink": {}},
+            "routers": ["switch"],
+            "links": [
+                {"between": ["near", "switch"], "latency": "5 ms", "bandwidth": "1 Gbit/s"},
+                {"between": ["far", "switch"], "latency": "100 ms", "bandwidth": "1 Gbit/s"},
+                {"between": ["switch", "sink"], "latency": "0 s"} | link,
+            ],
+        }
+    )
+    near, far = play_flows(
+        topology, [(0.0, "near", "sink", 50e6), (0.0, "far", "sink", 50e6)], "linux-tcp"
+    ).tolist()
+    assert near < 7 < 8 < far
+
+
+@pytest.mark.parametrize(("loss", "round_trip"), [(1e-3, 0.1), (1e-4, 0.2), (1e-3, 0.01), (1e-2, 0.05)])
+def test_many_losses_come_to_the_response_function(loss: float, round_trip: float) -> None:
+    """RFC 9438, equations 5 and 3: the mean window in segments."""
+    cubic = (0.4 * 3.7 / (4 * 0.3)) ** 0.25 * round_trip**0.75 / loss**0.75
+    reno = math.sqrt(3 * 0.3 / 1.7 * 1.7 / (2 * 0.3 * loss))
+    expected = max(cubic, reno) * SEGMENT / round_trip
+    topology = pair(mbit=100_000, round_trip=f"{round_trip} s", loss=f"{loss * 100} %")
+    protocol = {"preset": "linux-tcp", "window": "1 GiB"}
+    period = SEGMENT / loss
+    taken = seconds(topology, 200 * period, protocol) - seconds(topology, 100 * period, protocol)
+    assert 100 * period / taken == pytest.approx(expected, rel=0.1)
+
+
+def test_a_short_transfer_meets_no_loss() -> None:
+    assert seconds(pair(loss="0.01 %"), 1_000_000) == seconds(pair(), 1_000_000)
+
+
+def test_cubic_is_back_where_it_was_after_k_seconds() -> None:
+    assert cubic_segments(0.0, 1000, 0.5) == pytest.approx(700)
+    assert cubic_segments(math.cbrt(750), 1000, 0.5) == pytest.approx(1000)
+    assert cubic_segments(10.0, 1000, 1e-3) == pytest.approx(700 + 0.9 / 1.7 * 10_000)
+
+
+def test_a_short_queue_costs_a_window() -> None:
+    topology = pair(mbit=1000)
+    deep = seconds(topology, 100_000_000)
+    short = seconds(topology, 100_000_000, {"preset": "linux-tcp", "queue": 1000})
+    assert 1.1 * deep < short < 1.6 * deep
+
+
+def test_the_socket_takes_a_message_once_the_window_has_grown() -> None:
+    clock = Clock()
+    network = Network(clock, pair(), "gloo")
+    told: list[float] = []
+
+    def send() -> None:
+        network.send(0, 1, 500_000, lambda: None, on_sent=lambda: told.append(clock.now))
+
+    send()
+    clock.run()
+    assert 0.2 < told[0] < clock.now
+    begin = clock.now
+    send()
+    clock.run()
+    assert told[1] == begin
+
+
+def test_presets() -> None:
+    assert Protocol.parse("gloo").rendezvous
+    assert Protocol.parse("gloo").collectives_in_flight == 2
+    assert not Protocol.parse("linux-tcp").rendezvous
+    assert Protocol.parse({"preset": "linux-tcp", "window": "4 MiB"}) == Protocol.parse("linux-tcp")
