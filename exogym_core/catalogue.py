@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
+
+    from netsim.topology import Topology
 
 __all__ = ["SECTIONS"]
 
@@ -45,19 +46,14 @@ def _models() -> Section:
 
 
 def _topologies() -> Section:
-    from netsim.topology import Topology
+    from netsim.topology import Topology, shipped_topologies
 
-    return [(name, _network_line(Topology.load(name))) for name in _shipped_names()]
+    return [(name, _network_line(Topology.load(name))) for name in shipped_topologies()]
 
 
-def _network_line(network: Any) -> str:
+def _network_line(network: Topology) -> str:
     where = f" in {len(network.regions)} regions" if len(network.regions) > 1 else ""
     return f"{len(network.hosts)} hosts{where}"
-
-
-def _shipped_names() -> Iterable[str]:
-    files = resources.files("topologies").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def _devices() -> Section:

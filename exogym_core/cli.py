@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -167,12 +166,11 @@ def validate(file: Path) -> None:
     click.echo(f"{visible(file)}: valid: {told}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: errors are one line on stderr; exit code 2 for input, 1 for the rest."""
-    sys.exit(_main(arguments))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for a mistake in the input, 1 for other errors.
 
-
-def _main(arguments: Sequence[str] | None) -> int:
+    Errors are told in one line on stderr, without a traceback unless there is `--debug`.
+    """
     options = _Options()
     try:
         code = cli.main(arguments, prog_name="netgym", standalone_mode=False, obj=options)
@@ -227,7 +225,7 @@ def _train(experiment: Experiment, out: str | None) -> None:
         except KeyboardInterrupt:
             folder.log("interrupted")
             click.echo(_interrupted(folder, len(experiment.strategies)), err=True)
-            sys.exit(interruption.exit_code)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except InputError:
             # Found before any training: such as data that are not where the task was told to look.
             if not folder.read_summary():

@@ -64,8 +64,9 @@ def draw_plots(results: Results) -> dict[str, bytes]:
 
 
 def _loss_against_time(axes: Axes, results: Results) -> bool:
-    last = max((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
-    divisor, unit = (3600.0, "h") if last >= 7200 else (60.0, "min") if last >= 300 else (1.0, "s")
+    # A unit that suits the shortest run: the axis becomes logarithmic where others take far longer.
+    shortest = min((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
+    divisor, unit = (3600.0, "h") if shortest >= 7200 else (60.0, "min") if shortest >= 300 else (1.0, "s")
     drawn = _draw_losses(axes, results, "virtual_seconds", divisor)
     axes.set_title("Loss against virtual time")
     axes.set_xlabel(f"virtual time ({unit})")
@@ -96,8 +97,9 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float) -> b
         return False
     if max(ends) > _WIDE_RANGE * min(ends):
         # Linear up to a little before the first strategy's end, so that step 0 is still on the page.
-        axes.set_xscale("symlog", linthresh=min(ends) / 4, linscale=0.5)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        linear = min(ends) / 4
+        axes.set_xscale("symlog", linthresh=linear, linscale=0.5)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value == 0 or value >= linear else "")
     axes.set_xlim(left=0)
     if results.target_loss is not None:
         axes.axhline(results.target_loss, color="#555555", linestyle="--", linewidth=1.0)
@@ -151,6 +153,7 @@ def _where_the_time_went(axes: Axes, results: Results) -> bool:
             textcoords="offset points",
             va="center",
             fontsize=9,
+            bbox={"boxstyle": "square,pad=0.1", "color": "white"},
         )
     axes.set_xlim(0, longest * 1.18)
     axes.invert_yaxis()

@@ -1,0 +1,62 @@
+"""The README's snippets and commands run as they stand (training commands with fewer steps)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from exogym_core.cli import main as netgym
+from exogym_core.experiment import Experiment
+from netsim.cli import main as netsim
+from netsim.documents import parse_document
+from netsim.topology import Topology
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for name, text in BLOCKS if name == language]
+
+
+COMMANDS = [shlex.split(line) for text in blocks("sh") for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("snippet", blocks("python"))
+def test_python_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "README.md", "exec"), {"__name__": "__main__"})
+    assert not list(tmp_path.iterdir()), "bare fit() writes nothing"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_run(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    program, *arguments = command
+    if arguments[0] in ("compare", "run"):
+        arguments += ["--set", "steps=2", "--out", str(tmp_path / "out")]
+    code = {"netgym": netgym, "netsim": netsim}[program](arguments)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert captured.out
+
+
+def test_yaml_snippets_load(tmp_path: Path) -> None:
+    experiment, network = blocks("yaml")
+    loaded = Experiment.from_document(parse_document(experiment, "README.md"))
+    assert loaded.settings.workers.count == 8
+    path = tmp_path / "network.yaml"
+    path.write_text(network)
+    assert len(Topology.load(path).hosts) == 9
+
+
+def test_the_first_lines_are_the_two_commands() -> None:
+    first = [
+        line.strip() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
+    assert [line.split("  ")[0] for line in first[1:3]] == ["make demo", "make test"]
