@@ -183,6 +183,12 @@ class DeMoStrategy(Strategy):
             self.scaler.update()
         super().step()
 
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one rank's message at each step."""
+        entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
+        return sum(blocks.num_entries for blocks in self._blocks) * entry_bytes
+
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
         if parameter.grad is None:
             return torch.zeros_like(parameter)
