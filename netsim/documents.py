@@ -327,11 +327,12 @@ def _problems(details: ErrorDetails) -> Iterator[Problem]:
         yield Problem(path, str(error), isinstance(error, UnknownNameError))
     elif kind == "missing":
         yield Problem(path, "is missing: add this key")
-    elif kind == "literal_error" and isinstance(given, str):
+    elif kind == "literal_error" and isinstance(given, str) and "'" in context["expected"]:
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         yield Problem(path, str(unknown_name("choice", _printable(given), known)), True)
     else:
-        yield Problem(path, _expectation(kind, context, details["msg"]) + f", got {shown(given)}")
+        got = context.get("actual_length", shown(given))
+        yield Problem(path, f"{_expectation(kind, context, details['msg'])}, got {got}")
 
 
 _EXPECTED = {
@@ -363,6 +364,8 @@ def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
     if kind in ("too_short", "too_long"):
         bound = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
         return f"expected {bound[0]} {context[bound[1]]} entries"
+    if kind == "literal_error":
+        return f"expected {context['expected'].lower()}"
     return message[:1].lower() + message[1:]
 
 

@@ -40,7 +40,9 @@ def command(topology: str) -> None:
         console.print(Text(f"protocol: {network.protocol}"))
     console.print(_hosts(network))
     console.print(_links(network))
-    for table in _matrices(network):
+    note, tables = _matrices(network)
+    console.print(Text(note, style="bold"))
+    for table in tables:
         console.print(table)
 
 
@@ -92,11 +94,11 @@ def _figures(link: Link, back: Link) -> tuple[str, ...]:
     return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss))
 
 
-def _matrices(network: Topology) -> list[Table]:
-    """Narrowest link and one-way latency of the route from each row to each column."""
+def _matrices(network: Topology) -> tuple[str, list[Table]]:
+    """Narrowest link and one-way latency of the route from each row to each column, and what these are."""
     hosts = [host.index for host in network.hosts]
     names = [host.name for host in network.hosts]
-    note = "from host (row) to host (column)"
+    note = "Routes from host (row) to host (column)"
     partners = dict(zip(hosts, hosts, strict=True))
     if len(hosts) > _MANY_HOSTS:
         places: dict[str, list[int]] = {}
@@ -104,13 +106,13 @@ def _matrices(network: Topology) -> list[Table]:
             places.setdefault(network.region_of(host), []).append(host)
         names, hosts = list(places), [members[0] for members in places.values()]
         partners = {members[0]: members[-1] for members in places.values()}
-        note = "from region (row) to region (column), by the first host of each"
+        note = "Routes from region (row) to region (column), by the first host of each"
     if len(hosts) > _MANY_COLUMNS:
         note += f"; the first {_MANY_COLUMNS} of {len(hosts):,}"
         names, hosts = names[:_MANY_COLUMNS], hosts[:_MANY_COLUMNS]
 
     def matrix(title: str, cell: Callable[[int, int], str]) -> Table:
-        table = _table(f"{title}, {note}", "", *names)
+        table = _table(title, "", *names)
         for name, row in zip(names, hosts, strict=True):
             ends = [(row, column if column != row else partners[row]) for column in hosts]
             table.add_row(name, *["-" if one == other else cell(one, other) for one, other in ends])
@@ -122,4 +124,4 @@ def _matrices(network: Topology) -> list[Table]:
     def latency(one: int, other: int) -> str:
         return f"{network.route_latency_seconds(one, other) * 1e3:.4g}"
 
-    return [matrix("Mbit/s", rate), matrix("one-way latency in ms", latency)]
+    return note, [matrix("narrowest link, Mbit/s", rate), matrix("one-way latency, ms", latency)]

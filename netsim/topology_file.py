@@ -208,10 +208,12 @@ class _Builder:
     ) -> None:
         first = hosts[0].name
         reached = graph.reachable(rank[first])
+        told: set[KeyPath] = set()  # one line for all hosts of a region
         for host in hosts:
-            if not reached[rank[host.name]]:
-                message = f"host '{host.name}' cannot reach '{first}': add a link between them"
-                self._problem(nodes.paths[host.name], message)
+            path = nodes.paths[host.name]
+            if not reached[rank[host.name]] and path not in told:
+                told.add(path)
+                self._problem(path, f"host '{host.name}' cannot reach '{first}': add a link between them")
 
     def _check_protocol(self) -> None:
         try:

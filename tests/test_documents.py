@@ -1,0 +1,136 @@
+"""The part of YAML that user files are read as."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+import yaml
+from pydantic import Field
+
+from netsim import documents
+from netsim.documents import MAX_VALUES, Document, Problem, Schema, parse_document, validate
+from netsim.errors import InputError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e9", 1e9),
+        ("1:30", "1:30"),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("''", ""),
+        ("'7'", "7"),
+        ("7", 7),
+        ("-7", -7),
+        ("0.5", 0.5),
+        (".5", 0.5),
+        ("1_000", "1_000"),
+        ("0x10", "0x10"),
+        ("2024-01-01", "2024-01-01"),
+        ("9223372036854775807", 2**63 - 1),
+        ("=", "="),
+        ("|\n  two\n  lines\n", "two\nlines\n"),
+    ],
+)
+def test_scalars_are_what_they_look_like(text: str, value: object) -> None:
+    data = parse_document(f"key: {text}").data
+    assert data == {"key": value}
+    assert isinstance(data, dict)
+    assert type(data["key"]) is type(value)
+
+
+def test_keys_are_text() -> None:
+    assert parse_document("{1: a, no: b, 010: c, null: d}").data == {
+        "1": "a",
+        "no": "b",
+        "010": "c",
+        "null": "d",
+    }
+
+
+def test_lines_are_known_by_key_path() -> None:
+    document = parse_document("a:\n  - b: 1\n    c:\n      2\n  - [3,\n     4]\n")
+    assert document.line_of(("a", 0, "c")) == 3
+    assert document.line_of(("a", 1, 1)) == 6
+    assert document.line_of(("a", 0, "nothing", "here")) == 2
+    assert document.line_of(()) == 1
+    assert Document("<mapping>", {}).line_of(("a",)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 500_000,
+        "{a: " * 250_000,
+        "- " * 500_000,
+        "[" + "1," * (MAX_VALUES + 10) + "1]",
+        "{" + "a," * 400_000 + "}",
+        "a: &x [1]\n" + "".join(f"b{i}: &y{i} [*x, *x]\n" for i in range(10)),
+        "a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b]}\n",
+        "%TAG !a! b\n" * 60_000,
+    ],
+    ids=lambda text: text[:8],
+)
+def test_hostile_files_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"^evil\.yaml:\d"):
+        parse_document(text, "evil.yaml")
+
+
+def test_without_libyaml_the_same_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a: [1, {b: no}]\nc: |\n  text\n"
+    fast = parse_document(text)
+    monkeypatch.setattr(documents, "_Parser", yaml.SafeLoader)
+    slow = parse_document(text)
+    assert (slow.data, slow.lines) == (fast.data, fast.lines)
+    with pytest.raises(InputError, match="deep"):
+        parse_document("[" * 1000)
+
+
+class _Inner(Schema):
+    every: int = Field(ge=1)
+    kind: str = "a"
+
+
+class _Outer(Schema):
+    name: str
+    inner: list[_Inner] = Field(default_factory=list)
+
+
+def test_schema_mistakes_are_told_by_line_and_key() -> None:
+    document = parse_document("inner:\n  - every: 0\n  - evry: 1\n  - every: yes\n  - 5\n", "exp.yaml")
+    with pytest.raises(InputError) as caught:
+        validate(_Outer, document)
+    assert str(caught.value).splitlines() == [
+        "exp.yaml:1: name: is missing: add this key",
+        "exp.yaml:2: inner[0].every: expected at least 1, got 0",
+        "exp.yaml:3: inner[1].evry: unknown key 'evry': did you mean 'every'? Accepted: every, kind",
+        "exp.yaml:4: inner[2].every: expected a whole number, got 'yes'",
+        "exp.yaml:5: inner[3]: expected a mapping (keys and values), got 5",
+    ]
+
+
+def test_an_unknown_name_first_makes_the_error_one() -> None:
+    document = parse_document("a: 1\nb: 2\n")
+    assert type(document.errors([Problem(("b",), "x"), Problem(("a",), "y", True)])) is UnknownNameError
+    assert type(document.errors([Problem(("a",), "x"), Problem(("b",), "y", True)])) is InputError
+    assert type(document.error(("a",), UnknownNameError("x"))) is UnknownNameError
+
+
+def test_nothing_in_a_message_breaks_its_line() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_document(
+            '"a\\nb\\e[31m\\u202e": 1\n"a\\nb\\e[31m\\u202e": 2\n', "evil\n.yaml".replace("\n", " ")
+        )
+    assert str(caught.value).isprintable()
+
+
+def test_examples() -> None:
+    for name in ("documents", "graph", "placement", "topology"):
+        assert doctest.testmod(importlib.import_module(f"netsim.{name}")).failed == 0
