@@ -161,8 +161,8 @@ def validate(file: Path) -> None:
 
         experiment = Experiment.load(file)
         experiment.build_model(experiment.build_task())
-        count = len(experiment.strategies)
-        told = f"experiment of {experiment.settings.workers.count} workers and {count} strategies"
+        names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
+        told = f"experiment of {experiment.settings.workers.count} workers with {names}"
     click.echo(f"{visible(file)}: valid: {told}")
 
 
@@ -207,6 +207,9 @@ def _stdout() -> Console:
 def _load(path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str]) -> Experiment:
     from exogym_core.experiment import Experiment
 
+    if topology is not None and Path(topology).is_file():
+        # A path in the experiment is relative to its file, one on the command line to where we are.
+        topology = str(Path(topology).resolve())
     given = {"topology": topology, "protocol": protocol}
     return Experiment.load(path, list(overrides), {k: v for k, v in given.items() if v is not None})
 

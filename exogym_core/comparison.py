@@ -131,6 +131,7 @@ def _fit(
                 autocast=settings.autocast,
                 val_size=_num_samples(settings.evaluate.samples, task.validation),
                 val_interval=settings.evaluate.every,
+                checkpoint_interval=settings.checkpoint.every if settings.checkpoint else None,
                 seed=settings.seed,
                 topology=experiment.topology,
                 placement=settings.placement,

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from netsim.topology import Topology
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from exogym_core.names import unique_labels
 from exogym_core.overrides import apply_overrides
 from netsim.documents import Document, KeyPath, Schema, load_document, parse_document, validate
 from netsim.errors import InputError, unknown_name
+from netsim.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -333,7 +333,9 @@ def _load_topology(settings: Settings, document: Document, folder: Path) -> Topo
     if isinstance(given, str):
         beside = folder / given
         return _at(document, ("topology",), Topology.load, beside if beside.is_file() else given)  # type: ignore[no-any-return]
-    return Topology.from_mapping(given, f"{document.where}: topology")
+    line = document.line_of(("topology",))
+    place = document.where if line is None else f"{document.where}:{line}"
+    return Topology.from_mapping(given, f"{place}: topology")
 
 
 def _parse_compute(settings: Settings, document: Document) -> Compute:

@@ -46,7 +46,7 @@ class TensorBoardLogger:
             if key in ("kind", "step") or not isinstance(value, int | float):
                 continue
             self._writer.add_scalar(key, value, row["step"])
-            if seconds is not None:
+            if seconds is not None and key != "virtual_seconds":
                 # The axis takes whole numbers only, so virtual time is in milliseconds.
                 self._writer.add_scalar(f"by_virtual_ms/{key}", value, round(seconds * 1000))
 

@@ -208,6 +208,16 @@ def test_a_task_or_model_that_does_not_exist_is_told_with_its_line(write: Any) -
         experiment.build_model(experiment.build_task())
 
 
+def test_an_inlined_topology_is_checked_like_a_file(write: Any) -> None:
+    inlined = "topology: {hosts: {a: {}, b: {}}, links: [{betwen: [a, b]}]}"
+    path = write(SMALL.replace("topology: two-datacenters", inlined))
+    with pytest.raises(InputError) as caught:
+        Experiment.load(path)
+    assert str(caught.value).startswith(
+        f"{path}:3: topology: links[0].betwen: unknown key 'betwen': did you mean"
+    )
+
+
 def test_a_placement_needs_a_network(write: Any) -> None:
     path = write(SMALL.replace("topology: two-datacenters", "placement: [a]"))
     with pytest.raises(InputError, match=r":3: placement: there is no topology to place ranks on: add one"):

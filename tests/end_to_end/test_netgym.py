@@ -241,7 +241,7 @@ def test_validate_takes_experiments_and_topologies(netgym: Netgym) -> None:
     )
     assert netgym("validate", "small.yaml")[:2] == (
         0,
-        "small.yaml: valid: experiment of 4 workers and 3 strategies\n",
+        "small.yaml: valid: experiment of 4 workers with AllReduce, DiLoCo, SPARTA+DiLoCo\n",
     )
     assert netgym("validate", "net.yaml")[:2] == (0, "net.yaml: valid: topology of 2 hosts and 2 links\n")
     network.write_text(network.read_text().replace("1 ms", "1"))
