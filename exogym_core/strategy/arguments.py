@@ -21,7 +21,9 @@ def accepted_arguments(cls: type) -> list[str]:
         if init is None or base is object:
             continue
         parameters = list(inspect.signature(init).parameters.values())[1:]
-        names += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        # What a base requires its subclasses give themselves.
+        names += [p.name for p in named if base is cls or p.default is not p.empty]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return list(dict.fromkeys(names))

@@ -1,0 +1,484 @@
+"""Strategies' options, schedules and habits; what they compute is in laws/test_strategy_laws.py."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from torch import Tensor, nn
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import (
+    STRATEGIES,
+    AllReduceStrategy,
+    CommunicateOptimizeStrategy,
+    CommunicationModule,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    IndexSelector,
+    OptimSpec,
+    SPARTADiLoCoStrategy,
+    SPARTAStrategy,
+    Strategy,
+    build_strategy,
+    ensure_optim_spec,
+)
+from netsim.errors import InputError, UnknownNameError
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+def on_one_rank(strategy: Strategy, model: nn.Module | None = None, max_steps: int = 10) -> Strategy:
+    """`strategy` set up on a world of one, to look at."""
+    model = model or nn.Linear(3, 2)
+
+    def body(comm: Communicator) -> Strategy:
+        strategy.setup(model, comm, max_steps, 0)
+        return strategy
+
+    return run_ranks(body, 1).results[0]
+
+
+def problem(num_ranks: int = 3, steps: int = 4) -> tuple[reference.Net, reference.Batches]:
+    return reference.make_problem(num_ranks, steps, 4, 6, seed=3)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"unknown argument of .* 'inner_optin': did you mean 'inner_optim'"
+    ):
+        build_strategy(name, inner_optin="adam")
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda: SPARTAStrategy(p=0.05),
+            "unknown argument of SPARTAStrategy 'p': Accepted: p_sparta, optim_spec, inner_optim, inner_optim_spec, "
+            "sparta_interval, index_selector, interval, lr, lr_scheduler, lr_scheduler_kwargs, max_norm",
+        ),
+        (
+            lambda: build_strategy("Diloco"),
+            "unknown strategy 'Diloco': did you mean 'DiLoCo'? "
+            "Accepted: DiLoCo, SPARTA+DiLoCo, LocalSGD, DeMo, AllReduce, FedAvg, SPARTA",
+        ),
+        (
+            lambda: DiLoCoStrategy(H=100, local_steps=500),
+            "DiLoCoStrategy: H=100 and local_steps=500 are one argument; give one of them",
+        ),
+        (
+            lambda: FedAvgStrategy(inner_optim="adam", optim_spec="sgd"),
+            "FedAvgStrategy: optim_spec='sgd' and inner_optim='adam' are one argument; give one of them",
+        ),
+        (lambda: DiLoCoStrategy(H=0), "DiLoCoCommunicator: H=0 must be a whole number of at least 1"),
+        (
+            lambda: DiLoCoStrategy(outer_lr=-1),
+            "DiLoCoCommunicator: outer_lr=-1 must be a number of at least 0",
+        ),
+        (
+            lambda: SPARTAStrategy(p_sparta=0.0),
+            "RandomIndexSelector: p=0.0 must be above 0 and at most 1 (0.005 is half a percent)",
+        ),
+        (
+            lambda: SPARTAStrategy(index_selector="rand"),
+            "unknown index_selector 'rand': did you mean 'random'? Accepted: random, partitioned, shuffled_sequential",
+        ),
+        (
+            lambda: AllReduceStrategy(codec="fp8"),
+            "unknown codec 'fp8': Accepted: fp16, fp32, bf16, int8",
+        ),
+        (
+            lambda: DeMoStrategy(compression_decay=1.0),
+            "DeMoStrategy: compression_decay=1.0 must be below 1",
+        ),
+        (
+            lambda: DeMoStrategy(compression_chunk=512, codec="compact"),
+            "DeMoStrategy: compression_chunk=512 needs codec='released'",
+        ),
+        (
+            lambda: AllReduceStrategy("adamm"),
+            "unknown optimizer 'adamm': did you mean 'adam'? Accepted: ",
+        ),
+        (
+            lambda: AllReduceStrategy("sgd", lr="1e-3"),
+            "SimpleReduceStrategy: lr='1e-3' must be a number of at least 0",
+        ),
+        (
+            lambda: AllReduceStrategy(OptimSpec("sgd", lr=0.1), lr=0.2),
+            "OptimSpec(SGD, lr=0.1): lr=0.2 is given as well; give one of them",
+        ),
+        (
+            lambda: OptimSpec("adamw", learning_rate=0.1),
+            "unknown option of AdamW 'learning_rate': Accepted: ",
+        ),
+        (
+            lambda: ensure_optim_spec({"lr": 0.1}),
+            "optimizer {'lr': 0.1}: say which one, as in {name: adamw, lr: 0.001}",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="cosine"),
+            "unknown lr_scheduler 'cosine': did you mean 'lambda_cosine'? Accepted: lambda_cosine, ",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"warmup": 3}),
+            "unknown option of lambda_cosine 'warmup': did you mean 'warmup_steps'? "
+            "Accepted: warmup_steps, max_steps, cosine_anneal",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="ReduceLROnPlateau"),
+            "lr_scheduler: ReduceLROnPlateau needs a metric; use a schedule that counts steps",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(make: Any, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("argument", ["optim_spec", "inner_optim_spec", "inner_optim"])
+def test_the_optimizer_has_three_names_in_every_strategy(name: str, argument: str) -> None:
+    for optim in ("rmsprop", torch.optim.RMSprop, OptimSpec("RMSprop"), {"name": "rmsprop"}):
+        strategy = on_one_rank(build_strategy(name, **{argument: optim}, lr=0.25))
+        assert isinstance(strategy.optim, torch.optim.RMSprop)
+        assert strategy.learning_rate == 0.25
+
+
+def test_optimizers_come_from_strings_classes_factories_and_groups() -> None:
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(requires_grad=False)
+    for text in ("adam", "adamw", "sgd", "rmsprop", "adagrad"):
+        assert type(OptimSpec(text).build(model)).__name__.lower() == text
+    assert OptimSpec(torch.optim.Adam, lr=0.5).build(model).param_groups[0]["lr"] == 0.5
+    assert len(OptimSpec(SGD).build(model).param_groups[0]["params"]) == 1, "what is frozen is left out"
+    groups = OptimSpec("sgd", params=lambda m: [{"params": [m.weight], "lr": 0.3}], lr=0.1).build(model)
+    assert groups.param_groups[0]["lr"] == 0.3
+    assert ensure_optim_spec("adam", lr=0.2) == OptimSpec(torch.optim.Adam, lr=0.2)
+    assert ensure_optim_spec(None) == OptimSpec("adamw")
+    with pytest.raises(InputError, match="Linear has no parameter that requires a gradient"):
+        OptimSpec("sgd").build(nn.Linear(1, 1).requires_grad_(requires_grad=False))
+
+
+@pytest.mark.parametrize("kind", [DiLoCoStrategy, SPARTADiLoCoStrategy])
+def test_the_outer_optimizer_is_what_was_asked_for(kind: Any) -> None:
+    outer = on_one_rank(kind()).optimizers[1].param_groups[0]
+    assert (outer["lr"], outer["momentum"], outer["nesterov"]) == (0.7, 0.9, True)
+    outer = on_one_rank(kind(outer_lr=0.4, outer_momentum=0.5)).optimizers[1].param_groups[0]
+    assert (outer["lr"], outer["momentum"]) == (0.4, 0.5)
+    assert isinstance(on_one_rank(kind(outer_optim_spec="adam")).optimizers[1], torch.optim.Adam)
+
+
+def test_opendilocos_names_are_accepted() -> None:
+    theirs = DiLoCoStrategy(
+        inner_optimizer=SGD, outer_optimizer=SGD, num_inner_steps=5, hivemind_compression="fp16"
+    )
+    assert theirs.H == theirs.diloco.H == DiLoCoStrategy(local_steps=5).H == 5
+    assert theirs.diloco.codec is not None
+
+
+# --- learning rates ----------------------------------------------------------------------------------------
+
+
+def rates(strategy: Strategy, steps: int) -> list[float]:
+    """The learning rate of each step."""
+    strategy = on_one_rank(strategy, max_steps=steps)
+    found = []
+    for _ in range(steps):
+        found.append(strategy.learning_rate)
+        strategy.model(torch.ones(1, 3)).sum().backward()
+        strategy.step()
+    return found
+
+
+def test_lambda_cosine_warms_up_from_above_zero_and_ends_at_a_tenth() -> None:
+    options = {"warmup_steps": 4, "cosine_anneal": True}
+    found = rates(
+        AllReduceStrategy("sgd", lr=1.0, lr_scheduler="lambda_cosine", lr_scheduler_kwargs=options), 11
+    )
+    assert found[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert found == sorted(found[:4]) + sorted(found[4:], reverse=True)
+    assert found[-1] == pytest.approx(
+        0.1 + 0.9 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * 6 / 7)).item())
+    )
+    assert rates(AllReduceStrategy("sgd", lr=1.0, lr_scheduler="lambda_cosine"), 3) == [1.0] * 3
+
+
+def test_any_torch_schedule_works_by_class_or_name() -> None:
+    options = {"step_size": 2, "gamma": 0.5}
+    for scheduler in (torch.optim.lr_scheduler.StepLR, "StepLR"):
+        strategy = FedAvgStrategy("sgd", lr=1.0, lr_scheduler=scheduler, lr_scheduler_kwargs=options)
+        assert rates(strategy, 5) == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_callbacks_hear_the_learning_rate() -> None:
+    heard: list[float] = []
+    strategy = AllReduceStrategy(
+        "sgd", lr=1.0, lr_scheduler="ExponentialLR", lr_scheduler_kwargs={"gamma": 0.5}
+    )
+    strategy.lr_callbacks.append(heard.append)
+    rates(strategy, 3)
+    assert heard == [0.5, 0.25, 0.125]
+
+
+def test_a_schedule_is_part_of_the_state() -> None:
+    model, batches = problem(2, 6)
+
+    def make() -> Strategy:
+        options = {"warmup_steps": 4, "cosine_anneal": True}
+        return DiLoCoStrategy("adamw", H=2, lr_scheduler="lambda_cosine", lr_scheduler_kwargs=options)
+
+    def body(comm: Communicator) -> list[Tensor]:
+        vectors = []
+        for stops in ([6], [3, 6]):
+            replica, state, done = copy.deepcopy(model), None, 0
+            for stop in stops:
+                strategy = make()
+                strategy.setup(replica, comm, 6, 0)
+                if state is not None:
+                    strategy.load_state_dict(state)
+                reference.train(strategy, replica, comm, batches[:stop], start=done)
+                state, done = copy.deepcopy(strategy.state_dict()), stop
+            vectors.append(reference.vector(replica))
+        return vectors
+
+    for straight, resumed in run_ranks(body, 2).results:
+        assert torch.equal(straight, resumed)
+
+
+# --- strategies of one's own -------------------------------------------------------------------------------
+
+
+class SignSGD(Strategy):
+    """As a user of EXO Gym writes it: options set before the constructor, step calls super's last."""
+
+    def __init__(self, optim_spec: Any = None, **kwargs: Any) -> None:
+        self.optim_spec = ensure_optim_spec(optim_spec, OptimSpec(torch.optim.SGD, lr=0.01))
+        super().__init__(**kwargs)
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        self.optim = self.optim_spec.build(model)
+        self._setup_scheduler()
+        self.prepared = (rank, num_nodes)
+
+    def step(self) -> None:
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = self.comm.all_reduce(parameter.grad.sign()).sign()
+        self.optim.step()
+        super().step()
+
+
+def test_a_strategy_in_exo_gyms_manner_works() -> None:
+    model, batches = problem()
+    seen = []
+
+    def body(comm: Communicator) -> Tensor:
+        strategy, replica = SignSGD(lr_scheduler="lambda_cosine"), copy.deepcopy(model)
+        strategy.setup(replica, comm, len(batches), 0)
+        reference.train(strategy, replica, comm, batches)
+        seen.append((strategy.prepared, strategy.local_step, type(strategy.optim), strategy.nbytes))
+        return reference.vector(replica)
+
+    results = run_ranks(body, 3).results
+    num_bytes = 8 * results[0].numel()
+    assert sorted(seen) == [((rank, 3), 4, torch.optim.SGD, num_bytes) for rank in range(3)]
+    assert all(torch.equal(results[0], result) for result in results)
+    assert torch.allclose((results[0] - reference.vector(model)).abs().max(), torch.tensor(0.04).double())
+    with pytest.raises(UnknownNameError, match=r"unknown argument of SignSGD 'H': Accepted: "):
+        SignSGD(H=3)
+
+
+class Pull(CommunicationModule):
+    """Every third step, moves half way to rank 0."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, int]] = []
+
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        self.calls.append((rank, num_nodes, local_step))
+        if local_step % 3 == 2:
+            weights = nn.utils.parameters_to_vector(model.parameters()).detach()
+            weights += self.comm.broadcast(weights.clone())
+            nn.utils.vector_to_parameters(weights / 2, model.parameters())
+
+
+def test_modules_are_called_in_order_after_the_local_update() -> None:
+    model, batches = problem(2, 3)
+    strategy = CommunicateOptimizeStrategy([Pull(), Pull()], optim_spec=SGD, max_norm=1.0)
+    run = reference.run_strategy(strategy, model, batches)
+
+    def after_step(number: int, replicas: list[nn.Module]) -> None:
+        if number == 3:
+            for _ in range(2):
+                pulled = (reference.vector(replicas[0]) + reference.vector(replicas[1])) / 2
+                nn.utils.vector_to_parameters(pulled, replicas[1].parameters())
+
+    expected = reference.reference_local(model, batches, SGD, after_step, max_norm=1.0)
+    for got, replica in zip(run.results, expected, strict=True):
+        torch.testing.assert_close(got, reference.vector(replica))
+    module = strategy.communication_modules[0]
+    assert isinstance(module, Pull)
+    assert module.calls == [], "ranks work on copies"
+    with pytest.raises(InputError, match="must be a list"):
+        CommunicateOptimizeStrategy(Pull())  # type: ignore[arg-type]
+
+
+class FirstValues(IndexSelector):
+    """A selector as EXO Gym has them: a mask of the tensor's shape."""
+
+    def get_indices(self, param: Tensor, iteration: int) -> Tensor:
+        mask = torch.zeros_like(param, dtype=torch.bool)
+        mask[: iteration + 1] = True
+        return mask
+
+
+def test_sparta_takes_a_selector_of_ones_own() -> None:
+    model, batches = problem(2, 3)
+    run = reference.run_strategy(SPARTAStrategy(SGD, index_selector=FirstValues(0.1)), model, batches)
+    assert run.traffic[0].payload_bytes == 8 * (1 + 2 + 3)
+    first, second = run.results
+    assert torch.equal(first[:3], second[:3])
+    assert not torch.equal(first[3:], second[3:])
+
+
+# --- gradients ---------------------------------------------------------------------------------------------
+
+
+def test_buckets_leave_during_the_last_backward_pass_only() -> None:
+    model, batches = problem(2, 1)
+    num_buckets = 2
+
+    def body(comm: Communicator) -> list[int]:
+        strategy, replica = AllReduceStrategy(SGD, bucket_bytes=200), copy.deepcopy(model)
+        strategy.setup(replica, comm, 1, 0)
+        sent = []
+        for last in (False, True):
+            strategy.before_backward(last)
+            (replica(batches[0][comm.rank]) / 2).backward()
+            sent.append(len(strategy._posted))
+        strategy.step()
+        strategy.close()
+        replica(batches[0][comm.rank]).backward()
+        return sent
+
+    assert run_ranks(body, 2).results == [[0, num_buckets]] * 2
+    whole = reference.run_strategy(AllReduceStrategy(SGD), model, batches).results[0]
+    cut = reference.run_strategy(AllReduceStrategy(SGD, bucket_bytes=1), model, batches).results[0]
+    assert torch.equal(whole, cut)
+
+
+@pytest.mark.parametrize("make", [lambda: AllReduceStrategy(SGD), lambda: DeMoStrategy(lr=0.1)])
+def test_uneven_batches_are_weighted_by_samples(make: Any) -> None:
+    """Three samples on one rank and one on the other give what two and two give."""
+    torch.manual_seed(0)
+    model, samples = nn.Linear(4, 1, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+
+    def train(cut: int) -> list[Tensor]:
+        def body(comm: Communicator) -> Tensor:
+            strategy, replica = make(), copy.deepcopy(model)
+            strategy.setup(replica, comm, 1, 0)
+            own = samples[:cut] if comm.rank == 0 else samples[cut:]
+            strategy.sample_weight = len(own) / 2
+            strategy.before_backward(last_micro_batch=True)
+            replica(own).pow(2).mean().backward()
+            strategy.step()
+            return reference.vector(replica)
+
+        return run_ranks(body, 2).results
+
+    for even, uneven in zip(train(2), train(3), strict=True):
+        torch.testing.assert_close(even, uneven)
+
+
+def test_a_parameter_without_a_gradient_on_one_rank_counts_as_zero() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 1, bias=False), "b": nn.Linear(2, 1, bias=False)})
+
+    def body(comm: Communicator) -> list[Tensor]:
+        replica = copy.deepcopy(model)
+        strategy = AllReduceStrategy(SGD, bucket_bytes=1)
+        strategy.setup(replica, comm, 1, 0)
+        strategy.before_backward(last_micro_batch=True)
+        replica["ab"[comm.rank]](torch.ones(1, 2)).sum().backward()
+        strategy.step()
+        return [replica["a"].weight.detach(), replica["b"].weight.detach()]
+
+    for weights in run_ranks(body, 2).results:
+        torch.testing.assert_close(weights[0], model["a"].weight.detach() - 0.05)
+        torch.testing.assert_close(weights[1], model["b"].weight.detach() - 0.05)
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "DeMo"])
+def test_overflow_under_a_scaler_skips_the_update_everywhere_alike(name: str) -> None:
+    model, batches = problem(2, 3)
+
+    def body(comm: Communicator) -> tuple[Tensor, float]:
+        replica = copy.deepcopy(model)
+        strategy = build_strategy(name, optim_spec="sgd", lr=0.1, max_norm=1.0, lr_scheduler="lambda_cosine")
+        strategy.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        strategy.setup(replica, comm, 3, 0)
+        for number, step in enumerate(batches):
+            strategy.zero_grad()
+            strategy.before_backward(last_micro_batch=True)
+            factor = float("inf") if number == 0 and comm.rank == 1 else 1.0
+            (strategy.scaler.scale(replica(step[comm.rank])) * factor).backward()
+            strategy.step()
+        return reference.vector(replica), strategy.scaler.get_scale()
+
+    (first, first_scale), (second, second_scale) = run_ranks(body, 2).results
+    assert bool(first.isfinite().all() and second.isfinite().all())
+    assert second_scale == 4.0
+    if name != "DiLoCo":
+        assert torch.equal(first, second)
+    if name == "AllReduce":
+        assert first_scale == 4.0
+
+
+def test_allreduce_equals_one_process_with_the_whole_batch() -> None:
+    """Data-parallel training is training on the union of the batches."""
+    model, batches = problem(4, 5)
+    results = reference.run_strategy(AllReduceStrategy("adamw", lr=0.01), model, batches).results
+    optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in batches:
+        optim.zero_grad()
+        inputs, targets = (torch.cat(parts) for parts in zip(*step, strict=True))
+        model((inputs, targets)).backward()
+        optim.step()
+    torch.testing.assert_close(results[3], reference.vector(model))
+
+
+# --- published sizes ---------------------------------------------------------------------------------------
+
+
+class Shapes(nn.Module):
+    """Parameters without values."""
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList(nn.Parameter(torch.empty(s, device="meta")) for s in shapes)
+
+
+@pytest.mark.parametrize(
+    ("topk", "megabytes"), [(32, 110.32), (16, 55.16), (8, 27.58), (4, 13.79), (2, 6.90)]
+)
+def test_demo_sends_what_its_paper_says_for_olmo_1b(topk: int, megabytes: float) -> None:
+    layer = [(6144, 2048), (2048, 2048), (16384, 2048), (2048, 8192)]
+    olmo = Shapes((50304, 2048), *layer * 16)
+    strategy = on_one_rank(DeMoStrategy(compression_topk=topk), olmo)
+    assert isinstance(strategy, DeMoStrategy)
+    assert round(strategy.message_bytes / 1e6, 2) == megabytes
+    compact = on_one_rank(DeMoStrategy(compression_topk=topk, codec="compact"), olmo)
+    assert isinstance(compact, DeMoStrategy)
+    assert compact.message_bytes * 3 == strategy.message_bytes
