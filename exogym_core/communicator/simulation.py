@@ -14,7 +14,7 @@ import numpy as np
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from netsim.clock import Clock
 from netsim.collectives import Schedule, default_algorithm, play, schedule
-from netsim.kernel import Ask, Call, Enter, Kernel, Key, Post, instant_play
+from netsim.kernel import Call, Enter, Kernel, Key, Post, instant_play
 from netsim.network import Network
 from netsim.protocol import Protocol
 
@@ -146,9 +146,8 @@ class Simulation:
         self._let_run, self._on_complete, self._on_answer = let_run, on_complete, on_answer
         self._described: dict[Key, Call] = {}
 
-    def ask(self, rank: int, request: Ask) -> None:
-        """`rank` asks the kernel; it is blocked until `on_answer`."""
-        self.kernel.streams[rank].append(request)
+    def wait_for_clock(self, rank: int) -> None:
+        """`rank`, which has an `Ask` in its stream, is blocked until `on_answer`."""
         self.exchange.block(rank, CLOCK)
 
     def stuck(self, rank: int) -> DeadlockError:

@@ -65,7 +65,6 @@ class _Blocked(NamedTuple):
 
 class _Asking(NamedTuple):
     rank: int
-    ask: Ask
 
 
 class _Ended(NamedTuple):
@@ -270,7 +269,8 @@ class _PipePort:
     def ask(self, key: Key | None) -> float | bool:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
-        self._child.block(self._rank, _Asking(self._rank, Ask(key)))
+        self._child.request(self._rank, Ask(key))
+        self._child.block(self._rank, _Asking(self._rank))
         return self._child.answers.pop(self._rank)
 
 
@@ -360,7 +360,7 @@ class _Parent:
                 if waited_for is not None:  # else its values are on their way to the child
                     error = exchange.block(record.rank, waited_for)
             case _Asking():
-                self.simulation.ask(record.rank, record.ask)
+                self.simulation.wait_for_clock(record.rank)
             case _Ended():
                 self.results[record.rank] = pickle.loads(record.result)
                 self.states[record.rank] = record.state

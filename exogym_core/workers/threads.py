@@ -133,7 +133,8 @@ class _ThreadPort:
     def ask(self, key: Key | None) -> float | bool:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
-        self._run.simulation.ask(self._rank, Ask(key))
+        self._stream.append(Ask(key))
+        self._run.simulation.wait_for_clock(self._rank)
         self._turns.give_way(self._rank)
         return self._run.answers.pop(self._rank)
 

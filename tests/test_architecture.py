@@ -1,0 +1,87 @@
+"""Rooms and layers: who may import whom, and what is public."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import exogym_core
+import netsim
+
+ROOT = Path(netsim.__file__).parent.parent
+SOURCES = [path for room in ("netsim", "exogym_core") for path in sorted((ROOT / room).rglob("*.py"))]
+
+# Strategies and tasks see the contract, not what keeps it.
+ENGINE = ("netsim.kernel", "netsim.network", "netsim.collectives", "netsim.clock")
+JOINT = ("simulated.py", "simulation.py")  # in exogym_core/communicator: where torch and the engine meet
+
+
+def imports(path: Path) -> set[str]:
+    """The modules a file imports, also inside functions, but not those for type checkers alone."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        pending += ast.iter_child_nodes(node)
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_imports_point_down(path: Path) -> None:
+    room, names = room_of(path), imports(path)
+    roots = {name.split(".")[0] for name in names}
+    if room.startswith("netsim/"):
+        assert not roots & {"torch", "exogym_core"}, "netsim knows nothing of tensors and training"
+    if room.startswith("exogym_core/strategy/"):
+        seen = {name for name in names if name.startswith("exogym_core.communicator.")}
+        assert all(name.startswith("exogym_core.communicator.base") for name in seen)
+    if room.startswith("exogym_core/") and path.name not in JOINT:
+        engine = {name for name in names if name.startswith(ENGINE)}
+        workers = room.startswith("exogym_core/workers/")  # these carry the kernel's requests and results
+        assert not engine or (workers and all(name.startswith("netsim.kernel") for name in engine))
+    if room.startswith("exogym_core/communicator/") and path.name != "__init__.py":
+        assert not any(name.startswith("exogym_core.strategy") for name in names)
+
+
+def test_netsim_loads_without_torch() -> None:
+    code = "import sys, netsim.cli, netsim.network, netsim.collectives, netsim.kernel; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def modules() -> list[str]:
+    names = []
+    for package in (netsim, exogym_core):
+        names += [package.__name__]
+        names += [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return names
+
+
+@pytest.mark.parametrize("name", modules())
+def test_public_names_are_declared_sorted_and_there(name: str) -> None:
+    if name.endswith("__main__"):
+        pytest.skip("a script")
+    if name == "netsim.compiled":
+        pytest.importorskip("numba")
+    module = importlib.import_module(name)
+    declared = getattr(module, "__all__", [])
+    assert sorted(declared, key=str) == sorted(set(declared)), "sorted, nothing twice"
+    for public in declared:
+        assert getattr(module, public) is not None or public in vars(module)
