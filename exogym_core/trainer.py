@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
@@ -196,6 +197,8 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     if request.on_event is not None:
         listeners.append(request.on_event)
     recorder = Recorder(result, request.topology is not None, listeners)
+    # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
+    program.request = replace(request, on_event=None)
     try:
         run = _run_ranks(program, recorder, started_rank is not None)
     finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import pickle
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +17,9 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from exogym_core import FitResult, LocalTrainer, Trainer
+from exogym_core.communicator import run_ranks
+from exogym_core.program import Program
+from exogym_core.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from exogym_core.tasks import MLP, build_model, build_task
 from netsim.errors import InputError, RankError, UnknownNameError
@@ -297,6 +303,29 @@ def test_events_are_the_rows():
     ]
     assert [event["step"] for event in events if event["kind"] == "validation"] == [0, 2, 3]
     assert [event["step"] for event in events if event["kind"] == "correlation"] == [3]
+
+
+def test_what_listens_stays_in_the_parent():
+    programs = []
+    lock = threading.Lock()  # cannot be sent to a process
+
+    def listen(event):
+        with lock:
+            programs.append(event["kind"])
+
+    trained = fit(on_event=listen, max_steps=2, workers={"kind": "processes", "processes": 2})
+    assert programs == ["step", "step"]
+    assert trained.fit_result.complete
+
+
+def test_a_program_can_be_sent_to_a_process():
+    given = dict.fromkeys(field.name for field in dataclasses.fields(FitRequest))
+    numbers = {"batch_size": 4, "val_size": 0, "val_interval": 1, "seed": 1, "num_nodes": 2, "max_steps": 2}
+    given |= numbers | {"strategy": sgd(), "transport": "netsim", "device": "cpu", "workers": "threads"}
+    program = Program(FitRequest.check(given), tiny_model(), tiny_data(), None)
+    sent = pickle.loads(pickle.dumps(program))
+    first, second = run_ranks(program, 2).results, run_ranks(sent, 2).results
+    assert all(states_equal(one.state, other.state) for one, other in zip(first, second, strict=True))
 
 
 # --- data of one's own -----------------------------------------------------------------------------------------
