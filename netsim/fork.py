@@ -6,7 +6,8 @@ functions know the inside of `Network`, so that others need not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,9 +25,12 @@ __all__ = [
     "Windows",
     "Wires",
     "credit",
+    "end_show",
     "fork",
     "put_windows",
+    "show",
     "take_over",
+    "unseen",
     "window_states",
     "windows_of",
     "wires_of",
@@ -89,6 +93,30 @@ def _copied_paths(paths: PathTable) -> PathTable:
     copied.links = paths.links.copy()
     copied.back = paths.back.copy()
     return copied
+
+
+def show(network: Network, num_messages: int) -> Network:
+    """A copy on the same clock that only those see who observe the original; ids of its messages are set aside."""
+    shown = fork(network, network.env)
+    shown._observers = network._observers
+    network._next_number += num_messages
+    return shown
+
+
+def end_show(network: Network, shown: Network, num_messages: int) -> None:
+    """Nobody looks at the copy any more: the original goes through all of it again, with the same ids."""
+    shown._observers = []
+    network._next_number -= num_messages
+
+
+@contextmanager
+def unseen(network: Network) -> Iterator[None]:
+    """What is sent in here has been seen already, on a copy that was shown."""
+    observers, network._observers = network._observers, []
+    try:
+        yield
+    finally:
+        network._observers = observers
 
 
 def take_over(network: Network, other: Network) -> None:

@@ -68,6 +68,27 @@ def by_play(
     return play(network, made, hosts, group="group", on_done=on_done).arrive
 
 
+class Watcher:
+    """Notes every message: when it began and ended, from where to where, and its bytes."""
+
+    clock: Clock
+
+    def __init__(self) -> None:
+        self.messages: dict[int, list[float]] = {}
+
+    def transfer_started(
+        self, transfer: int, source: int, target: int, num_bytes: float, connection: object
+    ) -> None:
+        assert transfer not in self.messages
+        self.messages[transfer] = [self.clock.now, source, target, num_bytes]
+
+    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
+        self.messages[transfer] += [self.clock.now, delivered_bytes]
+
+    def rates_changed(self, transfers: object, bytes_per_second: object) -> None:
+        """Not of interest here."""
+
+
 def ends(
     way: Way,
     topology: Topology,
@@ -76,10 +97,14 @@ def ends(
     hosts: list[int],
     others: list[tuple[float, int, int, float]] = (),  # type: ignore[assignment]
     changes: list[tuple[float, int, float]] = (),  # type: ignore[assignment]
+    observer: Watcher | None = None,
 ) -> tuple[list[list[float]], np.ndarray]:
     """When each member of each call is through, and the bytes on links; calls follow each other by `arrivals`."""
     clock = Clock()
     network = Network(clock, topology, protocol)
+    if observer is not None:
+        observer.clock = clock
+        network.observe(observer)
     result: list[list[float]] = []
 
     def at(instant: float, call: Callable[[], object]) -> None:
@@ -236,6 +261,13 @@ def test_play_gives_the_times_and_bytes_of_events_whatever_else_happens(
     for mine, theirs in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(got_bytes, wanted_bytes, rtol=1e-9, atol=1e-6)
+    # Looking is free: to the bit the same, and what is seen is what events do.
+    watcher, reference = Watcher(), Watcher()
+    watched, _ = ends(by_play, topology, protocol, calls, hosts, others, changes, watcher)
+    assert watched == got
+    ends(by_events, topology, protocol, calls, hosts, others, changes, reference)
+    seen = np.array(sorted(watcher.messages.values()))
+    np.testing.assert_allclose(seen, np.array(sorted(reference.messages.values())), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from netsim.clock import Clock
 from netsim.collectives.events import call_at
 from netsim.collectives.rehearsal import Rehearsals, execute
-from netsim.fork import fork, take_over
+from netsim.fork import end_show, fork, show, take_over, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Play", "play"]
 
-_LATE = 5  # priority in an instant: after SimPy's own events, before the network's
+# Priorities in an instant: after SimPy's own events; and after the network's, which have 10.
+_LATE = 5
+_LAST = 11
 
 
 def play(
@@ -70,7 +72,9 @@ class Play:
         self._on_done = on_done
         self._arrivals: dict[int, float] = {}
         self._told: set[int] = set()
+        self._deferred: list[int] | None = None
         self._execution: Execution | None = None
+        self._shown: Execution | None = None  # for those who watch, while it is found out otherwise
 
     def arrive(self, member: int) -> None:
         """This member (a position in the group) enters now."""
@@ -81,6 +85,8 @@ class Play:
             self._execution = execute(self.network, self.schedule, self.hosts, self.group, self._on_done)
             self._execution.arrive(member)
             return
+        if self._shown is not None:
+            self._shown.arrive(member)
         now = self.network.env.now
         self._arrivals[member] = now
         if len(self._arrivals) == self.schedule.num_ranks:
@@ -89,6 +95,11 @@ class Play:
             # Members may be through before others arrive: only if all arrive now can it be settled at once.
             call_at(self.network.env, now, self._go_on_alone, _LATE)
 
+    @property
+    def _most_messages(self) -> int:
+        """Messages it may send, the two notes of a rendezvous included."""
+        return 3 * self.schedule.num_messages
+
     # -- alone on the network ----------------------------------------------------------------------------------
 
     def _hold(self) -> bool:
@@ -96,9 +107,12 @@ class Play:
         network = self.network
         if network.before_change is not None:
             network.before_change()
-        if network.num_in_flight or network.is_observed:
+        if network.num_in_flight:
             return False
         network.before_change = self._step_in
+        if network.is_observed:
+            shown = show(network, self._most_messages)
+            self._shown = execute(shown, self.schedule, self.hosts, self.group, _nobody)
         return True
 
     def _settle(self) -> None:
@@ -109,10 +123,12 @@ class Play:
             network.rehearsals = Rehearsals(network)
         arrivals = [self._arrivals[member] for member in range(self.schedule.num_ranks)]
         outcome = network.rehearsals.outcome(self.schedule, self.hosts, self.group, arrivals)
-        last = len(outcome.ends) - 1
+        # Where a link is dead there may be no end: then it waits here for something to change.
+        complete = sum(len(members) for _, members in outcome.ends) == self.schedule.num_ranks
+        last = len(outcome.ends) - 1 if complete else -1
         for number, (seconds, members) in enumerate(outcome.ends):
             end = partial(self._end, members, outcome if number == last else None, first)
-            call_at(self.network.env, first + seconds, end)
+            call_at(self.network.env, first + seconds, end, _LAST)
 
     def _end(self, members: tuple[int, ...], outcome: Outcome | None, first: float) -> None:
         """These members are through; with `outcome` all are."""
@@ -125,7 +141,9 @@ class Play:
             self._tell(member)
 
     def _tell(self, member: int) -> None:
-        if member not in self._told:
+        if self._deferred is not None:
+            self._deferred.append(member)
+        elif member not in self._told:
             self._told.add(member)
             self._on_done(member)
 
@@ -137,17 +155,28 @@ class Play:
         """Somebody else is about to use the network: be on it, as if by events from the start."""
         network, now = self.network, self.network.env.now
         network.before_change = None
+        if self._shown is not None:
+            end_show(network, self._shown.network, self._most_messages)
         first = min(self._arrivals.values())
         copied = fork(network, Clock(first))
         execution = execute(copied, self.schedule, self.hosts, self.group, self._tell)
         for member, instant in self._arrivals.items():
             if instant < now:
                 call_at(copied.env, instant, partial(execution.arrive, member))
+        self._deferred = []  # whoever is told may act on the network, which is not ready
         if first < now:
             copied.env.run(until=now)
         take_over(network, copied)
         execution.move(network)
         self._execution = execution
-        for member, instant in self._arrivals.items():
-            if instant == now:
-                execution.arrive(member)
+        told, self._deferred = self._deferred, None
+        for member in told:
+            self._tell(member)
+        with unseen(network):
+            for member, instant in self._arrivals.items():
+                if instant == now:
+                    execution.arrive(member)
+
+
+def _nobody(member: int) -> None:
+    """Members of a collective that is only shown are not told."""
