@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from exogym_core.communicator.agreement import ENDED, CallQueue, call_record, disagreement, gather_json
@@ -396,6 +395,6 @@ class GlooCommunicator(Communicator):
         """Leave the process group and end this rank's threads; no communicator of it works afterwards."""
         for member in self._state.members:
             member._queue.stop()
+            member._wire.close()
+            member._control.close()
         self._state.members.clear()
-        if dist.is_initialized():
-            dist.destroy_process_group()

@@ -11,8 +11,7 @@ import socket
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,8 +39,8 @@ class ConnectionLostError(RankError):
 class ProcessGroups(NamedTuple):
     """The process groups of some ranks: `data` for tensors, `control` always gloo; None for a rank alone."""
 
-    data: dist.ProcessGroup | None
-    control: dist.ProcessGroup | None
+    data: Any
+    control: Any
 
 
 @dataclass
@@ -68,7 +67,9 @@ class Rendezvous:
     backend: str = "gloo"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     secret: bytes = b""
+    _store: Store = field(init=False)
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
+    _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
 
     @classmethod
     def from_environment(cls, check: bool, timeout_seconds: float, backend: str) -> Rendezvous:
@@ -97,16 +98,12 @@ class Rendezvous:
         """Connect to all other ranks; returns the group of the whole run."""
         if self.num_ranks == 1:
             return ProcessGroups(None, None)
-        hook = sys.excepthook
-        start = partial(
-            dist.init_process_group, "gloo", rank=self.rank, world_size=self.num_ranks, timeout=self._timeout
-        )
-        self.tell(
-            f"rank {self.rank} waits for all {self.num_ranks} ranks to start",
-            lambda: start(store=self._store()),
-        )
-        sys.excepthook = hook  # torch's would prefix every traceback with the rank, once more for each run
-        return self._groups(dist.group.WORLD, list(range(self.num_ranks)))
+
+        def start() -> ProcessGroups:
+            self._store = self._open_store()
+            return self._groups(range(self.num_ranks))
+
+        return self.tell(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
 
     def subgroup(self, ranks: Sequence[int], where: tuple[str, int]) -> ProcessGroups:
         """Process groups of `ranks` (of the run), in which this one is; called by their members alone.
@@ -117,7 +114,13 @@ class Rendezvous:
         if len(ranks) == 1:
             return ProcessGroups(None, None)
         call = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
-        return self.tell(f"rank {self.rank} waits in {call}", lambda: self._make_group(ranks, call))
+
+        def start() -> ProcessGroups:
+            if self.check:
+                self._compare(ranks, call)
+            return self._groups(ranks)
+
+        return self.tell(f"rank {self.rank} waits in {call}", start)
 
     def tell(self, waiting: str, call: Callable[[], T]) -> T:
         """`call()`, with torch's errors as ours; `waiting` says who waits for what."""
@@ -142,7 +145,7 @@ class Rendezvous:
     def _timeout(self) -> datetime.timedelta:
         return datetime.timedelta(seconds=self.timeout_seconds)
 
-    def _store(self) -> Store:
+    def _open_store(self) -> Store:
         if self.store_path:
             os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK  # else the interface of this machine's name
             return FileStore(self.store_path, self.num_ranks)
@@ -159,25 +162,29 @@ class Rendezvous:
             # Left to itself it would listen on all interfaces of this machine.
             master_listen_fd=_listener(address, port) if hosting else None,
         )
+        # Under torchrun's agent the store outlives a restart of the ranks.
         return PrefixStore(f"netgym {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
-    def _make_group(self, ranks: Sequence[int], call: str) -> ProcessGroups:
-        if self.check:
-            self._compare(ranks, call)
-        control = dist.new_group(
-            sorted(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True
-        )
-        return self._groups(control, sorted(ranks))
+    def _groups(self, ranks: Sequence[int]) -> ProcessGroups:
+        """New groups of these ranks.
 
-    def _groups(self, control: dist.ProcessGroup | None, ranks: list[int]) -> ProcessGroups:
+        Not by `torch.distributed.new_group`: ranks that have made different numbers of groups before give
+        one group different names there, and wait for each other for ever. Nor by `init_process_group`, which
+        keeps state in the module and puts a prefix before every later traceback.
+        """
+        members = sorted(ranks)
+        number = self._num_made[tuple(members)]
+        self._num_made[tuple(members)] += 1
+        store = PrefixStore(f"group {members} {number}", self._store)
+        place = members.index(self.rank), len(members)
+        control = dist.ProcessGroupGloo(PrefixStore("gloo", store), *place, timeout=self._timeout)
         if self.secret:
-            self._authenticate(Wire(control, ranks, ranks.index(self.rank), torch.device("cpu")), ranks)
+            self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
         if self.backend == "gloo":
             return ProcessGroups(control, control)
-        data = dist.new_group(
-            ranks, timeout=self._timeout, backend=self.backend, use_local_synchronization=True
-        )
-        return ProcessGroups(data, control)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return ProcessGroups(dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control)
 
     def _authenticate(self, wire: Wire, ranks: list[int]) -> None:
         """Show every other member, on the connection to it, that this rank knows the secret."""
@@ -195,13 +202,13 @@ class Rendezvous:
 
     def _compare(self, ranks: Sequence[int], call: str) -> None:
         """Tell every member, and see what each one's next group with this rank is."""
-        store = dist.distributed_c10d._get_default_store()
+        store = self._store
         mine = json.dumps([list(ranks), call])
         others = [rank for rank in ranks if rank != self.rank]
         for other in others:
-            store.set(f"group {self.rank} {other} {self._num_groups[other]}", mine)
+            store.set(f"call {self.rank} {other} {self._num_groups[other]}", mine)
         for other in others:
-            theirs = json.loads(store.get(f"group {other} {self.rank} {self._num_groups[other]}"))
+            theirs = json.loads(store.get(f"call {other} {self.rank} {self._num_groups[other]}"))
             self._num_groups[other] += 1
             if theirs[0] != list(ranks):
                 raise MismatchError(

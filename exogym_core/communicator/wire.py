@@ -1,4 +1,4 @@
-"""Flat buffers over a `torch.distributed` process group: what gloo and nccl can do, made uniform.
+"""Flat buffers over one of torch's process groups: what gloo and nccl can do, made uniform.
 
 Tensors are moved as bytes, so every dtype can be. Members of a process group are numbered by torch in the
 order of their ranks in the run; here they are numbered as the user named them.
@@ -6,7 +6,7 @@ order of their ranks in the run; here they are numbered as the user named them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REDUCIBLE_DTYPES", "Wire", "flattened", "shaped_like", "write_back"]
 
-_OPS = {
+_OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
@@ -45,15 +45,13 @@ class Wire:
     """One member's collectives on flat, contiguous tensors of `device`; all of them block.
 
     Args:
-        group: the process group; None for a member alone.
+        group: torch's ProcessGroupGloo or its like (its type stubs leave its calls out); None: a member alone.
         ranks: the members' ranks in the run, in the user's order.
         member: this member's position among them.
         device: where the group's backend takes tensors.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, ranks: Sequence[int], member: int, device: torch.device
-    ) -> None:
+    def __init__(self, group: Any, ranks: Sequence[int], member: int, device: torch.device) -> None:
         self.group, self.size, self.member, self.device = group, len(ranks), member, device
         torch_order = sorted(ranks)
         self._place = [torch_order.index(rank) for rank in ranks]  # of member i in the process group
@@ -62,7 +60,9 @@ class Wire:
         """Reduce `flat` in place on every member; `avg` divides the sum, in the dtype of the tensor."""
         if self.group is not None and flat.numel():
             wide = flat.to(torch.int32) if flat.dtype == torch.int16 else flat
-            dist.all_reduce(wide, op=_OPS[op], group=self.group)
+            options = dist.AllreduceOptions()
+            options.reduceOp = _OPS[op]
+            self.group.allreduce([wide], options).wait()
             flat.copy_(wide)
         if op == "avg":
             flat.div_(self.size)
@@ -71,7 +71,9 @@ class Wire:
         """Reduce into `flat` of member `dst`; the others' are overwritten with something."""
         if self.group is not None and flat.numel():
             wide = flat.to(torch.int32) if flat.dtype == torch.int16 else flat
-            dist.reduce(wide, group_dst=self._place[dst], op=_OPS[op], group=self.group)
+            options = dist.ReduceOptions()
+            options.reduceOp, options.rootRank = _OPS[op], self._place[dst]
+            self.group.reduce([wide], options).wait()
             flat.copy_(wide)
         if op == "avg":
             flat.div_(self.size)
@@ -79,7 +81,9 @@ class Wire:
     def broadcast(self, flat: Tensor, src: int) -> None:
         """Overwrite `flat` with member `src`'s."""
         if self.group is not None and flat.numel():
-            dist.broadcast(_bytes(flat), group_src=self._place[src], group=self.group)
+            options = dist.BroadcastOptions()
+            options.rootRank = self._place[src]
+            self.group.broadcast([_bytes(flat)], options).wait()
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """Every member's `flat`, of equal sizes."""
@@ -87,7 +91,7 @@ class Wire:
         if self.group is None:
             got[0].copy_(flat)
         elif flat.numel():
-            dist.all_gather(self._in_torch_order(got), _bytes(flat), group=self.group)
+            self.group.allgather([self._in_torch_order(got)], [_bytes(flat)]).wait()
         return got
 
     def gather(self, flat: Tensor, dst: int) -> list[Tensor]:
@@ -96,8 +100,10 @@ class Wire:
         if self.group is None:
             got[0].copy_(flat)
         elif flat.numel():
-            into = self._in_torch_order(got) if got else None
-            dist.gather(_bytes(flat), into, group_dst=self._place[dst], group=self.group)
+            options = dist.GatherOptions()
+            options.rootRank = self._place[dst]
+            into = [self._in_torch_order(got)] if got else []
+            self.group.gather(into, [_bytes(flat)], options).wait()
         return got
 
     def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> None:
@@ -105,8 +111,10 @@ class Wire:
         if self.group is None:
             flat.copy_(parts[0])
         elif flat.numel():
-            given = self._in_torch_order(parts) if parts else None
-            dist.scatter(_bytes(flat), given, group_src=self._place[src], group=self.group)
+            options = dist.ScatterOptions()
+            options.rootRank = self._place[src]
+            given = [self._in_torch_order(parts)] if parts else []
+            self.group.scatter([_bytes(flat)], given, options).wait()
 
     def all_to_all(self, parts: Sequence[Tensor], num_bytes: Sequence[int]) -> list[Tensor]:
         """What every member sent to this one, as bytes; member i sends `num_bytes[i]`."""
@@ -117,7 +125,7 @@ class Wire:
         sizes = [num_bytes[member] for member in order]
         got = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
         sent = [parts[member].nbytes for member in order]
-        dist.all_to_all_single(got, given, sizes, sent, group=self.group)
+        self.group.alltoall_base(got, given, sizes, sent).wait()
         pieces = dict(zip(order, torch.split(got, sizes), strict=True))
         return [pieces[member] for member in range(self.size)]
 
@@ -127,21 +135,25 @@ class Wire:
         if self.group is None:
             return [given]
         got = torch.empty_like(given)
-        dist.all_to_all_single(got, given, group=self.group)
+        self.group.alltoall_base(got, given, [], []).wait()
         rows = got.view(self.size, -1)
         return [rows[place] for place in self._place]
 
     def send(self, flat: Tensor, dst: int, slot: int) -> dist.Work:
         """Start to send; done when the receiver has asked for it and it has left."""
-        work = dist.isend(_bytes(flat), group_dst=self._place[dst], group=self.group, tag=slot)
-        assert work is not None
+        work: dist.Work = self.group.send([_bytes(flat)], self._place[dst], slot)
         return work
 
     def receive(self, flat: Tensor, src: int, slot: int) -> dist.Work:
         """Start to receive into `flat`, which must be as large as what is sent: gloo aborts otherwise."""
-        work = dist.irecv(_bytes(flat), group=self.group, group_src=self._place[src], tag=slot)
-        assert work is not None
+        work: dist.Work = self.group.recv([_bytes(flat)], self._place[src], slot)
         return work
+
+    def close(self) -> None:
+        """Give the group's connections and threads back."""
+        if self.group is not None:
+            self.group.shutdown()
+            self.group = None
 
     def _empty(self, flat: Tensor) -> list[Tensor]:
         return [torch.empty_like(flat) for _ in range(self.size)]

@@ -103,6 +103,23 @@ def test_handles_and_groups(transport: str) -> None:
         assert all(row), row
 
 
+def _overlapping_groups(comm: Communicator) -> list[float]:
+    """Members of one group may have made other groups before, and the same group twice."""
+    totals = []
+    if comm.rank:
+        totals.append(comm.group([1, 2]).all_reduce(torch.ones(1)).item())
+    totals += [comm.group([1, 0, 2]).all_reduce(torch.ones(1)).item() for _ in range(2)]
+    if comm.rank != 1:
+        totals.append(comm.group([0, 2]).group([1, 0]).all_reduce(torch.ones(1)).item())
+    return totals
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_groups_overlap_and_repeat(transport: str) -> None:
+    results = run(transport, _overlapping_groups, 3).results
+    assert results == [[3.0, 3.0, 2.0], [2.0, 3.0, 3.0], [2.0, 3.0, 3.0, 2.0]]
+
+
 _BAD_ARGUMENTS = {
     "all_reduce: op='avg' of torch.int64": lambda comm: comm.all_reduce(torch.ones(2).long(), "avg"),
     "all_reduce: torch.bool cannot be reduced": lambda comm: comm.all_reduce(torch.ones(2).bool()),
