@@ -27,7 +27,6 @@ from netsim.capacity import can_compile
 from netsim.clock import Clock
 from netsim.errors import InputError, unknown_name
 from netsim.network import Network
-from netsim.paths import PathTable
 from netsim.protocol import Protocol
 from netsim.topology import Topology
 
@@ -201,13 +200,19 @@ def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: T
 def _play_compiled(topology: Topology, flows: list[Flow]) -> FloatArray:
     from netsim import compiled
 
-    table = PathTable(topology, lambda _: 1.0)
-    paths = [table.between(flow.src, flow.dst) for flow in flows]
+    pairs: dict[tuple[int, int], int] = {}
+    path = [pairs.setdefault((flow.src, flow.dst), len(pairs)) for flow in flows]
+    routes = [topology.route(*pair) for pair in pairs]
+    num_links = len(topology.links)
+    links = np.full((len(routes), max(map(len, routes), default=0) + 1), num_links)
+    for row, route in zip(links, routes, strict=True):
+        row[: len(route)] = route
+    latency = np.append(topology.latency_seconds, 0.0)[links].sum(axis=1)
     return compiled.play_messages(
         np.asarray(topology.bits_per_second, dtype=np.float64) / 8,
-        table.links[: len(table.paths)],
-        np.array([path.index for path in paths]),
-        np.array([path.latency_seconds for path in paths]),
+        links,
+        np.array(path),
+        latency[path],
         np.array([flow.num_bytes for flow in flows]),
         np.array([flow.start_seconds for flow in flows]),
     )

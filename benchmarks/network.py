@@ -1,0 +1,219 @@
+"""The network against SimGrid and ns-3, case by case: how right, and how fast.
+
+    python benchmarks/network.py accuracy     errors against the recorded results of both
+    python benchmarks/network.py speed        seconds against SimGrid's, side by side where it is installed
+
+SimGrid is taken from the system (Debian: libsimgrid-dev and g++); otherwise its recorded seconds are used,
+which stem from another machine. Start-up, set-up and the first compilation are left out on both sides.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
+
+import ns3_cases  # noqa: E402
+import simgrid_cases  # noqa: E402
+
+from netsim import capacity, flows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from netsim.topology import Topology
+
+GOLDEN = ["star8.a2a8", "wan4_8.a2a8", "star64.a2a64", "random100.random_steady"]
+# Seconds of whole processes, as recorded: 2 cores, quiet.
+RECORDED = {
+    "star64.a2a64": 0.05,
+    "star256.a2a256": 1.0,
+    "wan4_256.a2a256": 0.7,
+    "random100.random_steady": 0.7,
+    "random100.random_burst": 10.8,
+}
+RECORDED_RINGS = {("star", 256): 0.43, ("wan4", 256): 0.5, ("wan4 round robin", 256): 0.5, ("star", 64): 0.05}
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def play(topology: Topology, rows: list[simgrid_cases.Row], *, compiled: bool) -> np.ndarray:
+    flows._WORTH_COMPILING = 0 if compiled else len(rows) + 1
+    capacity._WORTH_COMPILING = 10**18
+    return flows.play_flows(topology, rows, "ideal")
+
+
+def show_simgrid_accuracy() -> None:
+    print(f"{'SimGrid':28}{'transfers':>10}{'NumPy':>12}{'compiled':>12}   largest error of a duration")
+    for name in GOLDEN:
+        topology, rows = simgrid_cases.case(name)
+        expected = np.array(simgrid_cases.golden(name))
+        duration = expected - np.array([row[0] for row in rows])
+        errors = [
+            np.max(np.abs(play(topology, rows, compiled=compiled) - expected) / duration)
+            for compiled in (False, True)
+        ]
+        print(f"{name:28}{len(rows):10}{errors[0]:12.1e}{errors[1]:12.1e}")
+
+
+def show_ns3_accuracy() -> None:
+    blind, knowing = ns3_cases.singles(lossy=False), ns3_cases.singles(lossy=False, know_queue=True)
+    print(f"\n{'ns-3, one transfer':62}{'ns-3 s':>9}{'here s':>9}{'error':>8}{'queue known':>13}")
+    show_rows(blind, knowing)
+    large = [case for case in blind if case.num_bytes >= 1_000_000]
+    summary("1 MB and more", [case.mean_error for case in large])
+    large = [case for case in knowing if case.num_bytes >= 1_000_000]
+    summary("1 MB and more, queue known", [case.mean_error for case in large])
+    print("\nns-3, random loss")
+    show_rows(ns3_cases.singles(lossy=True), ns3_cases.singles(lossy=True, know_queue=True))
+    blind, knowing = ns3_cases.shared(), ns3_cases.shared(know_queue=True)
+    print(f"\n{'ns-3, several transfers':48}{'makespan':>10}{'mean':>8}   with the queue known")
+    for case, known in zip(blind, knowing, strict=True):
+        print(
+            f"{case.name:48}{case.makespan_error:+10.1%}{case.mean_error:+8.1%}   "
+            f"{known.makespan_error:+8.1%}{known.mean_error:+8.1%}"
+        )
+    for label, cases in (("", blind), (", queue known", knowing)):
+        summary(f"makespan{label}", [case.makespan_error for case in cases])
+        summary(f"mean{label}", [case.mean_error for case in cases])
+
+
+def show_rows(blind: list[ns3_cases.Comparison], knowing: list[ns3_cases.Comparison]) -> None:
+    for case, known in zip(blind, knowing, strict=True):
+        print(
+            f"{case.name:62}{case.expected[0]:9.3f}{case.seconds[0]:9.3f}{case.mean_error:+8.1%}"
+            f"{known.mean_error:+13.1%}"
+        )
+
+
+def summary(label: str, errors: Iterable[float]) -> None:
+    size = np.abs(list(errors))
+    print(
+        f"  {label}: median {np.median(size):.2%}, p95 {np.quantile(size, 0.95):.1%}, worst {size.max():.1%}"
+    )
+
+
+def build_simgrid(folder: Path) -> Path | None:
+    """The SimGrid player, compiled; None where that is not possible."""
+    if shutil.which("g++") is None:
+        return None
+    program = folder / "simgrid_flows"
+    command = ["g++", "-O2", "-std=c++17", str(HERE / "simgrid_flows.cpp"), "-o", str(program), "-lsimgrid"]
+    return program if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None
+
+
+def simgrid_seconds(
+    program: Path, folder: Path, topology: Topology, rows: list[simgrid_cases.Row], finish: np.ndarray
+) -> float:
+    """Seconds SimGrid takes to play transfers: the faster of its two solvers, of those that agree with us."""
+    hosts = [(topology.host_index(row[1]), topology.host_index(row[2])) for row in rows]
+    # SimGrid weighs shares by latency, so latencies are waited for before the transfers start.
+    ready = [row[0] + topology.route_latency_seconds(*pair) for row, pair in zip(rows, hosts, strict=True)]
+    order = sorted(range(len(rows)), key=lambda number: ready[number])
+    pairs = sorted(set(hosts))
+    lines = [f"{len(topology.hosts)} {len(topology.links)} {len(pairs)} {len(rows)}"]
+    lines += [f"{link.bits_per_second / 8} 0" for link in topology.links]
+    for source, target in pairs:
+        route = topology.route(source, target)
+        lines.append(f"{source} {target} {len(route)} {' '.join(map(str, route))}")
+    lines += [f"{ready[i]!r} {hosts[i][0]} {hosts[i][1]} {rows[i][3]}" for i in order]
+    (folder / "case.txt").write_text("\n".join(lines) + "\n")
+    taken = []
+    for solver in ("Full", "Lazy"):
+        command = [str(program), str(folder / "case.txt"), str(folder / "result.txt")]
+        command += [f"--cfg=network/optim:{solver}", "--log=root.thresh:error"]
+        told = subprocess.run(command, capture_output=True, check=True, text=True)
+        theirs = np.loadtxt(folder / "result.txt")
+        if np.allclose(theirs, finish[order], rtol=1e-6, atol=1e-6):
+            taken.append(float(told.stdout.split()[-1]))
+    return min(taken)
+
+
+def show_flow_speed(program: Path | None, folder: Path) -> None:
+    source = "beside" if program else "recorded"
+    print(
+        f"{'transfers':28}{'number':>8}{'NumPy s':>10}{'compiled s':>12}{'SimGrid s':>11} ({source})   ratios"
+    )
+    for name, recorded in RECORDED.items():
+        topology, rows = simgrid_cases.case(name)
+        finish = play(topology, rows, compiled=True)  # loads, and finds the routes
+        compiled_seconds = min(seconds_of(partial(play, topology, rows, compiled=True)) for _ in range(3))
+        numpy_seconds = seconds_of(partial(play, topology, rows, compiled=False))
+        theirs = simgrid_seconds(program, folder, topology, rows, finish) if program else recorded
+        print(
+            f"{name:28}{len(rows):8}{numpy_seconds:10.3f}{compiled_seconds:12.3f}{theirs:11.3f}"
+            f"{numpy_seconds / theirs:20.2f}{compiled_seconds / theirs:8.2f}"
+        )
+
+
+def ring_seconds(topology: Topology, hosts: list[int]) -> tuple[float, float]:
+    """A ring all-reduce of 100 MB, compiled: host seconds, and virtual seconds until all are done."""
+    from netsim import compiled
+
+    num = len(hosts)
+    steps = 2 * (num - 1)
+    routes = [topology.route(hosts[i], hosts[(i + 1) % num]) for i in range(num)]
+    links = np.full((num, 1 + max(map(len, routes))), len(topology.links))
+    for row, route in zip(links, routes, strict=True):
+        row[: len(route)] = route
+    latency = np.array([topology.latency_seconds[list(route)].sum() for route in routes])
+    source = np.tile(np.arange(num), steps)
+    begin = time.perf_counter()
+    _, done = compiled.play_steps(
+        topology.bits_per_second / 8,
+        links,
+        source,
+        np.tile(latency, steps),
+        np.full(num * steps, float(-(-100_000_000 // num))),
+        np.repeat(np.arange(steps), num),
+        source,
+        (source + 1) % num,
+        np.arange(steps),
+        np.zeros(num),
+    )
+    return time.perf_counter() - begin, float(done.max())
+
+
+def show_ring_speed() -> None:
+    head = f"{'ring all-reduce, 100 MB':28}{'hosts':>8}{'virtual s':>12}{'compiled s':>12}"
+    print(f"\n{head}{'SimGrid s':>11} (recorded)")
+    for (name, num), recorded in RECORDED_RINGS.items():
+        topology = simgrid_cases.star(num) if name == "star" else simgrid_cases.wan4(num)
+        hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if "robin" in name else list(range(num))
+        ring_seconds(topology, hosts)
+        taken, virtual = ring_seconds(topology, hosts)
+        print(f"{name:28}{num:8}{virtual:12.5f}{taken:12.3f}{recorded:11.2f}   ratio {taken / recorded:.2f}")
+
+
+def main() -> None:
+    kind = sys.argv[1] if len(sys.argv) == 2 else ""
+    if kind not in ("accuracy", "speed"):
+        sys.exit(__doc__)
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {versions}\n")
+    if kind == "accuracy":
+        show_simgrid_accuracy()
+        show_ns3_accuracy()
+        return
+    with tempfile.TemporaryDirectory() as name:
+        show_flow_speed(build_simgrid(Path(name)), Path(name))
+    show_ring_speed()
+
+
+if __name__ == "__main__":
+    main()
