@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import select
 import signal
@@ -48,7 +49,7 @@ class Children:
     Args:
         target: what each child runs, with its index and its end of the channel.
         num: number of children.
-        method: `fork`, `spawn`, or `auto`: fork on Linux while CUDA is not initialised.
+        method: `fork`, `spawn`, or `auto`: fork on Linux while neither CUDA nor autograd's GPU threads run.
         names: names of the processes as seen in `ps` (15 characters count), one a child or none.
 
     Raises:
@@ -228,7 +229,17 @@ def _choose_method(method: str) -> str:
     if method != "auto":
         return method
     torch = sys.modules.get("torch")
-    return "fork" if sys.platform == "linux" and not (torch and torch.cuda.is_initialized()) else "spawn"
+    safe = sys.platform == "linux" and not (torch and torch.cuda.is_initialized()) and not _autograd_threads()
+    return "fork" if safe else "spawn"
+
+
+def _autograd_threads() -> bool:
+    """Whether a backward pass has started threads for GPUs: torch refuses every backward in a fork then."""
+    for path in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError), open(path) as file:  # a thread may have ended meanwhile
+            if file.read().startswith("pt_autograd"):
+                return True
+    return False
 
 
 def _libc() -> ctypes.CDLL | None:
