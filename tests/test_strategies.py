@@ -15,6 +15,7 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
+    AveragingCommunicator,
     CommunicateOptimizeStrategy,
     CommunicationModule,
     DeMoStrategy,
@@ -460,6 +461,30 @@ def test_allreduce_equals_one_process_with_the_whole_batch() -> None:
 
 
 # --- published sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("codec", "resolution"), [("released", 2**-24), ("compact", 2**-8)])
+def test_what_demos_codec_rounds_off_stays_in_the_momentum(codec: str, resolution: float) -> None:
+    model, _ = problem(1, 1)
+    strategy = on_one_rank(DeMoStrategy(compression_topk=4096, codec=codec, lr=0.1), model)
+    for parameter in model.parameters():
+        parameter.grad = torch.linspace(1, 2, parameter.numel(), dtype=torch.float64).view_as(parameter)
+    norm = sum(float(0.01 * (p.grad**2).sum()) for p in model.parameters() if p.grad is not None) ** 0.5
+    strategy.step()
+    rest = torch.cat([momentum.view(-1) for momentum in strategy.state_dict()["momentum"]])
+    assert 0 < float(rest.norm()) <= resolution * norm
+
+
+def test_islands_are_drawn_anew_for_each_round_and_cut_the_world() -> None:
+    module = AveragingCommunicator(3, H=1)
+    module.seed = 5
+    drawn = set()
+    for round_number in range(6):
+        islands = {tuple(module.island(rank, 8, round_number)) for rank in range(8)}
+        assert sorted(rank for island in islands for rank in island) == list(range(8))
+        assert sorted(map(len, islands)) == [2, 3, 3]
+        drawn.add(frozenset(islands))
+    assert len(drawn) > 3
 
 
 class Shapes(nn.Module):

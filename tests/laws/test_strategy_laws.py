@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 import random
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from exogym_core.strategy import (
     DeMoStrategy,
     DiLoCoStrategy,
     FedAvgStrategy,
+    IndexSelector,
     LocalSGDStrategy,
     PartitionedIndexSelector,
     RandomIndexSelector,
@@ -324,25 +324,31 @@ def test_codecs_round_within_their_resolution(num: int, scale: float, name: str)
 @given(size=st.integers(1, 500), p=st.floats(0.01, 1.0), seed=st.integers(0, 99))
 def test_selectors_choose_what_they_promise(size: int, p: float, seed: int) -> None:
     flat = torch.zeros(size)
-    for selector in (RandomIndexSelector(p), PartitionedIndexSelector(p), ShuffledSequentialIndexSelector(p)):
+    random_choice = RandomIndexSelector(p)
+    random_choice.seed = seed
+    chosen = random_choice.get_indices(flat, 3)
+    assert len(chosen.unique()) == len(chosen) == max(1, round(p * size))
+    assert 0 <= int(chosen.min()) <= int(chosen.max()) < size
+    for selector in (PartitionedIndexSelector(p), ShuffledSequentialIndexSelector(p)):
         selector.seed = seed
-        passes = [
-            torch.cat(
-                [
-                    selector.get_indices(flat, k * selector.num_partitions + i)
-                    for i in range(selector.num_partitions)
-                ]
-            )
-            for k in range(2)
-        ]
-        if isinstance(selector, RandomIndexSelector):
-            chosen = selector.get_indices(flat, 3)
-            assert len(chosen.unique()) == len(chosen) == max(1, round(p * size))
-            assert int(chosen.max()) < size
-            continue
-        for indices in passes:
-            assert sorted(indices.tolist()) == list(range(size))
-    assert math.isclose(
-        sum(RandomIndexSelector(0.5).get_indices(flat, i).numel() for i in range(4)) / 4,
-        max(1, round(size / 2)),
-    )
+        for visit in range(2):
+            first = visit * selector.num_partitions
+            pieces = [selector.get_indices(flat, first + i) for i in range(selector.num_partitions)]
+            assert sorted(torch.cat(pieces).tolist()) == list(range(size))
+
+
+def test_selectors_differ_in_what_they_draw_anew() -> None:
+    flat = torch.zeros(1000)
+
+    def drawn(selector: IndexSelector, iteration: int, seed: int = 0) -> list[int]:
+        selector.seed = seed
+        indices: list[int] = selector.get_indices(flat, iteration).tolist()
+        return indices
+
+    one_pass = 10  # iterations
+    for kind in (RandomIndexSelector, PartitionedIndexSelector, ShuffledSequentialIndexSelector):
+        assert drawn(kind(0.1), 0) == drawn(kind(0.1), 0)
+        assert drawn(kind(0.1), 0) != drawn(kind(0.1), 1)
+        assert drawn(kind(0.1), 0) != drawn(kind(0.1), 0, seed=1)
+        again = drawn(kind(0.1), 0) == drawn(kind(0.1), one_pass)
+        assert again == (kind is ShuffledSequentialIndexSelector)

@@ -40,10 +40,12 @@ class OuterStep:
         self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
 
     @torch.no_grad()
-    def round(self, comm: Communicator) -> None:
-        """End a round: average, update, and set this rank's parameters to the result."""
+    def round(self, comm: Communicator | None) -> None:
+        """End a round: average, update, and set this rank's parameters to the result. None: a rank alone."""
         for flat, bucket, anchors in zip(self.flats, self.buckets, self.anchors, strict=True):
-            pseudo_gradient = average_flat(comm, flat - flatten(bucket), self.codec)
+            pseudo_gradient = flat - flatten(bucket)
+            if comm is not None:
+                average_flat(comm, pseudo_gradient, self.codec)
             for anchor, gradient in zip(anchors, unflatten(pseudo_gradient, anchors), strict=True):
                 anchor.grad = gradient
         self.optim.step()
