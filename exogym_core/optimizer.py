@@ -1,0 +1,217 @@
+"""DiLoCo as an optimizer for a training loop of one's own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from exogym_core.strategy.arguments import accepted_arguments, positive_int
+from exogym_core.strategy.diloco import OUTER_OPTIM
+from exogym_core.strategy.optim import ensure_optim_spec
+from exogym_core.strategy.parts.codecs import codec_named
+from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.outer import OuterStep
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.optim import OptimizerLike
+    from exogym_core.strategy.parts.codecs import Codec
+
+__all__ = ["DiLoCoOptimizer"]
+
+_DROPPED = {
+    "all_reduce_strategy": "all ranks are waited for; leave it out",
+    "averager_opts": "the communicator carries the averages; leave it out",
+    "dht": "workers meet through communicator=, for example GlooCommunicator.from_environment() under torchrun",
+    "matchmaking_time": "ranks are known from the start and need no matchmaking; leave it out",
+    "optimizer": "say which: inner_optimizer= or outer_optimizer=",
+    "target_batch_size": "a round is num_inner_steps= steps of batch_size= samples",
+    "timeout_waiting_for_peers": "all ranks are waited for; leave it out",
+    "tracker_opts": "rounds are counted in steps and need no tracker; leave it out",
+}
+
+
+class DiLoCoOptimizer(Optimizer):
+    """An optimizer whose `step` is the inner one's, and every `num_inner_steps` steps a DiLoCo round.
+
+    It takes OpenDiLoCo's arguments, with `communicator` in the place of the DHT. At construction every rank
+    takes over rank 0's parameters; a round averages pseudo-gradients over all ranks of the communicator.
+    `param_groups` and `state` are the inner optimizer's.
+
+    Args:
+        communicator: connects the workers; None for a worker alone.
+        batch_size: samples a step, counted in `num_samples`.
+        num_inner_steps: steps a round.
+        inner_optimizer: a factory such as `functools.partial(torch.optim.AdamW, lr=4e-4)`, or an optimizer
+            built already.
+        outer_optimizer: a factory; SGD with Nesterov momentum 0.9 and learning rate 0.7 if None.
+        params: parameters or parameter groups, as for any optimizer.
+        scheduler: a factory of a learning-rate schedule on the inner optimizer; it moves at each step.
+        grad_compression: how pseudo-gradients travel: "fp32" (as they are), "fp16", "bf16" or "int8".
+        run_id: a name for the run; nothing depends on it.
+        skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
+
+    Raises:
+        UnknownNameError: an argument that does not exist.
+        InputError: an argument of OpenDiLoCo's that has no meaning here, with its successor; or torchrun
+            has started several processes and no communicator is given.
+
+    Attributes:
+        inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
+        outer_optimizer: the one that ends rounds.
+        local_step, local_epoch, num_samples: steps, rounds and this rank's samples so far.
+
+    References:
+        Douillard et al., DiLoCo, arXiv 2311.08105. Jaghouar et al., OpenDiLoCo, arXiv 2407.07852.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> inner = lambda params: torch.optim.SGD(params, lr=0.5)
+    >>> optimizer = DiLoCoOptimizer(
+    ...     batch_size=1, num_inner_steps=2, inner_optimizer=inner, outer_optimizer=inner, params=[weight]
+    ... )
+    >>> for _ in range(2):
+    ...     weight.grad = torch.ones(2)
+    ...     optimizer.step()
+    >>> weight.tolist(), optimizer.local_epoch
+    ([0.5, 0.5], 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        num_inner_steps: int,
+        inner_optimizer: OptimizerLike | Optimizer,
+        outer_optimizer: OptimizerLike | None = None,
+        params: Iterable[Any],
+        communicator: Communicator | None = None,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        grad_compression: str | Codec | None = None,
+        run_id: str | None = None,
+        skip_load_from_peers: bool = False,
+        **unknown: Any,
+    ) -> None:
+        where = type(self).__name__
+        for name in unknown:
+            if name in _DROPPED:
+                raise InputError(f"{where}: {name} has no meaning here: {_DROPPED[name]}")
+            raise unknown_name(f"argument of {where}", name, accepted_arguments(DiLoCoOptimizer))
+        if communicator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"{where}: torchrun has started {os.environ['WORLD_SIZE']} processes, but communicator is "
+                "missing; pass communicator=GlooCommunicator.from_environment()"
+            )
+        self.batch_size = positive_int(where, "batch_size", batch_size)
+        self.num_inner_steps = positive_int(where, "num_inner_steps", num_inner_steps)
+        self.communicator, self.run_id = communicator, run_id
+        self.local_step = self.num_samples = 0
+        groups = list(params)
+        self._was_updated = False
+        if isinstance(inner_optimizer, Optimizer):
+            self.inner_optimizer = inner_optimizer
+        else:
+            self.inner_optimizer = ensure_optim_spec(inner_optimizer).build(groups)
+        self.inner_optimizer.register_step_post_hook(self._note_update)
+        super().__init__(groups, {})
+        self._share_inner_state()
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if not skip_load_from_peers:
+            self._take_over(parameters)
+        outer = ensure_optim_spec(outer_optimizer, OUTER_OPTIM)
+        self._outer = OuterStep(parameters, outer, codec_named(grad_compression))
+        self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
+
+    @property
+    def outer_optimizer(self) -> Optimizer:
+        """The optimizer of the rounds, over its own copy of the parameters."""
+        return self._outer.optim
+
+    @property
+    def local_epoch(self) -> int:
+        """Rounds done."""
+        return self.local_step // self.num_inner_steps
+
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Tensor] | None = None,
+        batch_size: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Tensor | None:
+        """One inner step, and the outer step if it completes a round.
+
+        Args:
+            closure: computes the loss and the gradients anew; the inner optimizer calls it. A GradScaler
+                given here, as in `step(scaler)`, is taken for `scaler`.
+            batch_size: samples of this step, where other than usual.
+            scaler: skips the inner update if gradients are not finite; its `update()` stays the caller's.
+
+        Returns:
+            What `closure` returned, or None.
+        """
+        if isinstance(closure, torch.amp.GradScaler):
+            closure, scaler = None, closure
+        if scaler is not None and closure is not None:
+            raise InputError(f"{type(self).__name__}.step: closure and scaler cannot be used together")
+        self._was_updated = False
+        loss = None
+        if scaler is not None:
+            scaler.step(self.inner_optimizer)
+        else:
+            loss = self.inner_optimizer.step(closure)  # type: ignore[arg-type]
+        if self.scheduler is not None and self._was_updated:
+            self.scheduler.step()
+        self.local_step += 1
+        self.num_samples += batch_size or self.batch_size
+        if self.local_step % self.num_inner_steps == 0:
+            self._outer.round(self.communicator)
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are given at construction: the outer optimizer has a copy of every parameter."""
+        if "inner_optimizer" in self.__dict__ and "_outer" in self.__dict__:
+            raise InputError(f"{type(self).__name__}: give all parameters at construction")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both optimizers' states, the parameters that the round began with, and the counts."""
+        return {
+            "inner": self.inner_optimizer.state_dict(),
+            "outer": self._outer.state_dict(),
+            "scheduler": self.scheduler and self.scheduler.state_dict(),
+            "local_step": self.local_step,
+            "num_samples": self.num_samples,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; the parameters themselves are the model's."""
+        self.inner_optimizer.load_state_dict(state_dict["inner"])
+        self._share_inner_state()
+        self._outer.load_state_dict(state_dict["outer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state_dict["scheduler"])
+        self.local_step = state_dict["local_step"]
+        self.num_samples = state_dict["num_samples"]
+
+    def _share_inner_state(self) -> None:
+        self.param_groups = self.inner_optimizer.param_groups
+        self.state = self.inner_optimizer.state
+
+    def _note_update(self, *_: Any) -> None:
+        self._was_updated = True
+
+    def _take_over(self, parameters: list[Tensor]) -> None:
+        """Begin with rank 0's parameters, on the clock: a download that everyone pays for."""
+        if self.communicator is None or self.communicator.world_size == 1:
+            return
+        for bucket in plan_buckets(parameters):
+            members = [parameters[index] for index in bucket]
+            write_back(self.communicator.broadcast(flatten(members)), members)

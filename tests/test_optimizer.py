@@ -1,0 +1,151 @@
+"""DiLoCoOptimizer in loops as OpenDiLoCo's users write them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from torch import Tensor
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.optimizer import DiLoCoOptimizer
+from exogym_core.strategy import DiLoCoStrategy
+from netsim.errors import InputError, UnknownNameError
+
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+MODEL, BATCHES = reference.make_problem(3, 7, 4, 6, seed=4)
+
+
+def make(params: Any, comm: Communicator | None = None, **options: Any) -> DiLoCoOptimizer:
+    """As OpenDiLoCo's README makes it, with a communicator in the place of the DHT."""
+    given = {
+        "batch_size": 4,
+        "num_inner_steps": 3,
+        "inner_optimizer": ADAMW,
+        "outer_optimizer": NESTEROV,
+        "params": params,
+        "communicator": comm,
+    }
+    return DiLoCoOptimizer(**{**given, **options})
+
+
+def test_a_loop_of_ones_own_trains_as_the_strategy_does() -> None:
+    def body(comm: Communicator) -> Tensor:
+        model = copy.deepcopy(MODEL)
+        optimizer = make(model.parameters(), comm)
+        for batch in BATCHES:
+            optimizer.zero_grad()
+            model(batch[comm.rank]).backward()
+            optimizer.step()
+        assert (optimizer.local_step, optimizer.local_epoch, optimizer.num_samples) == (7, 2, 28)
+        return reference.vector(model)
+
+    strategy = DiLoCoStrategy(ADAMW, NESTEROV, H=3)
+    expected = reference.run_strategy(strategy, MODEL, BATCHES).results
+    for got, want in zip(run_ranks(body, 3).results, expected, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_it_trains_over_real_sockets_as_well() -> None:
+    def body(comm: Communicator) -> Tensor:
+        model = copy.deepcopy(MODEL)
+        optimizer = make(model.parameters(), comm)
+        for batch in BATCHES:
+            optimizer.zero_grad()
+            model(batch[comm.rank]).backward()
+            optimizer.step()
+        return reference.vector(model)
+
+    simulated = run_ranks(body, 2).results
+    for got, want in zip(run_ranks(body, 2, transport="gloo").results, simulated, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_everyone_begins_with_rank_0s_parameters_and_pays_for_them() -> None:
+    def body(comm: Communicator) -> Tensor:
+        model = copy.deepcopy(MODEL)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += comm.rank
+        make(model.parameters(), comm)
+        return reference.vector(model)
+
+    run = run_ranks(body, 3)
+    assert all(torch.equal(result, reference.vector(MODEL)) for result in run.results)
+    assert sum(traffic.bytes_sent for traffic in run.traffic) == 2 * 8 * run.results[0].numel()
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_a_grad_scaler_and_a_schedule_work_as_in_their_readme(positional: bool) -> None:
+    model = copy.deepcopy(MODEL)
+    schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    optimizer = make(model.parameters(), scheduler=schedule)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for number, batch in enumerate(BATCHES[:4]):
+        scaler.scale(model(batch[0]) * (float("inf") if number == 1 else 1.0)).backward()
+        scaler.unscale_(optimizer.inner_optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if positional:
+            optimizer.step(scaler)  # type: ignore[arg-type]
+        else:
+            optimizer.step(scaler=scaler)
+        scaler.update()
+        optimizer.zero_grad()
+    assert optimizer.param_groups[0]["lr"] == 0.01 / 2**3, "the step that overflowed moves no schedule"
+    assert bool(reference.vector(model).isfinite().all())
+    with pytest.raises(InputError, match="closure and scaler cannot be used together"):
+        optimizer.step(lambda: torch.zeros(()), scaler=scaler)
+
+
+def test_a_closure_is_called_once_and_its_loss_returned() -> None:
+    model = copy.deepcopy(MODEL)
+    optimizer = make([{"params": list(model.parameters()), "lr": 0.5}])
+    calls = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(BATCHES[0][0])
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    loss = optimizer.step(closure, batch_size=2)
+    assert loss is not None
+    assert calls == [loss.item()]
+    assert (optimizer.num_samples, optimizer.param_groups[0]["lr"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_state_saved_and_loaded_goes_on_with_the_same_bits(stop: int) -> None:
+    def run(stops: list[int]) -> Tensor:
+        model, done, state = copy.deepcopy(MODEL), 0, None
+        for until in stops:
+            schedule = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+            optimizer = make(model.parameters(), scheduler=schedule)
+            if state is not None:
+                optimizer.load_state_dict(state)
+            for batch in BATCHES[done:until]:
+                optimizer.zero_grad()
+                model(batch[0]).backward()
+                optimizer.step()
+            state, done = copy.deepcopy(optimizer.state_dict()), until
+        return reference.vector(model)
+
+    assert torch.equal(run([7]), run([stop, 7]))
+
+
+def test_wrong_arguments_name_their_successors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="dht has no meaning here: workers meet through communicator="):
+        make(MODEL.parameters(), dht=None)
+    with pytest.raises(UnknownNameError, match="unknown argument of DiLoCoOptimizer 'num_local_steps'"):
+        make(MODEL.parameters(), num_local_steps=3)
+    with pytest.raises(InputError, match="give all parameters at construction"):
+        make(MODEL.parameters()).add_param_group({"params": [torch.zeros(1)]})
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(InputError, match="torchrun has started 4 processes, but communicator is missing"):
+        make(MODEL.parameters())
