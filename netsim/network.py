@@ -9,19 +9,19 @@ changes can reach. One SimPy event stands for the next change of all transfers.
 from __future__ import annotations
 
 import math
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from typing import Protocol as Interface
 
 import numpy as np
 import simpy
 from simpy.events import EventPriority
 
 from netsim.capacity import Capacity
+from netsim.channel import Channel
 from netsim.clock import Clock
 from netsim.errors import InputError
 from netsim.neighbours import Neighbourhoods
+from netsim.observer import Observer
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
 from netsim.tcp import Window, share_weight
@@ -30,7 +30,7 @@ from netsim.transfers import Transfers
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from netsim.fairness import FloatArray, IntArray
+    from netsim.fairness import FloatArray
     from netsim.neighbours import Neighbourhood
     from netsim.tcp import Grant
     from netsim.topology import Topology
@@ -39,38 +39,6 @@ __all__ = ["Network", "Observer"]
 
 # SimPy's own events have priority 0 and 1: ours come last in their instant, when everybody has had their say.
 _LAST = EventPriority(10)
-
-
-class Observer(Interface):
-    """What one who watches a network is told, at `network.env.now`. Looking changes nothing."""
-
-    def transfer_started(
-        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
-    ) -> None:
-        """`send` was called."""
-
-    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
-        """All of a transfer's bytes are there, or it was aborted with only so many there."""
-
-    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
-        """From now on these transfers (ids) drain at these rates."""
-
-
-class _Channel:
-    """Transfers of one connection, in order; the first one is under way."""
-
-    __slots__ = ("backlog", "key", "path", "queue", "window")
-
-    def __init__(self, key: Hashable, path: Path, window: Window | None) -> None:
-        self.key = key
-        self.path = path
-        self.window = window
-        self.queue: deque[int] = deque()
-        self.backlog = 0.0  # bytes of the transfers in the queue
-
-    def swallows(self, num_bytes: float) -> bool:
-        """Whether the sender's socket takes in all that is to be sent, so that the sender can go on."""
-        return self.window is not None and num_bytes <= self.window.buffer_bytes
 
 
 class Network:
@@ -86,7 +54,7 @@ class Network:
         before_change: called before anything starts, ends by force or changes; who sets it has the network
             to itself.
         version: grows whenever a capacity or a latency changes.
-        rehearsals: what collectives remember of this network.
+        stage: what collectives keep with this network.
     """
 
     def __init__(
@@ -101,8 +69,8 @@ class Network:
         self._paths = PathTable(topology, partial(share_weight, self.protocol))
         self._transfers = Transfers()
         self._neighbours = Neighbourhoods(len(topology.links))
-        self._channels: dict[Hashable, _Channel] = {}
-        self._of_slot: list[_Channel] = []
+        self._channels: dict[Hashable, Channel] = {}
+        self._of_slot: list[Channel] = []
         self._callbacks: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
         self._slots: dict[int, int] = {}
         self._next_number = 0
@@ -111,7 +79,7 @@ class Network:
         self._observers: list[Observer] = []
         self.before_change: Callable[[], None] | None = None
         self.version = 0
-        self.rehearsals: Any = None
+        self.stage: Any = None
         self._sent: list[tuple[int, Callable[[], None]]] = []  # to be told at the end of this instant
         self._capacity = Capacity(topology.bits_per_second, self.protocol)
 
@@ -126,6 +94,7 @@ class Network:
         *,
         connection: Hashable = None,
         on_sent: Callable[[], None] | None = None,
+        number: int | None = None,
     ) -> int:
         """Start a transfer now.
 
@@ -142,8 +111,10 @@ class Network:
                 `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
                 what has not left yet.
 
+            number: the transfer's id, one of those set aside by `reserve`; None: the next one.
+
         Returns:
-            The transfer's id; ids grow with each call.
+            The transfer's id; ids that are not reserved grow with each call.
         """
         if not 0 <= num_bytes < math.inf:
             raise InputError(
@@ -152,9 +123,9 @@ class Network:
         self._change_is_due()
         now = self.env.now
         path = self._paths.between(src, dst)
-        number = self._next_number
-        self._next_number += 1
-        channel = self._channel(path, connection)
+        if number is None:
+            (number,) = self.reserve(1)
+        channel = self._channel(path, connection, number)
         slot = self._enter(number, path, num_bytes, now)
         self._of_slot[slot] = channel
         channel.queue.append(slot)
@@ -172,6 +143,12 @@ class Network:
         for observer in self._observers:
             observer.transfer_started(number, src, dst, num_bytes, connection)
         return number
+
+    def reserve(self, count: int) -> range:
+        """Set aside so many ids of transfers."""
+        first = self._next_number
+        self._next_number += count
+        return range(first, first + count)
 
     def transfer(self, src: int, dst: int, num_bytes: float, *, connection: Hashable = None) -> simpy.Event:
         """Start a transfer now; the event happens when it is delivered."""
@@ -203,10 +180,10 @@ class Network:
             observer.transfer_ended(transfer, delivered)
         return delivered
 
-    def _channel(self, path: Path, connection: Hashable) -> _Channel:
+    def _channel(self, path: Path, connection: Hashable, number: int = 0) -> Channel:
         protocol = self.protocol
         if protocol.connections == "per-transfer":
-            connection = (connection, self._next_number)
+            connection = (connection, number)
         key = (path.index, connection)
         channel = self._channels.get(key)
         if channel is None:
@@ -214,7 +191,7 @@ class Network:
             if protocol.has_windows and path.links:
                 narrowest = self._capacity.narrowest(path)
                 window = Window(protocol, path.round_trip_seconds, path.loss, narrowest)
-            channel = self._channels[key] = _Channel(key, path, window)
+            channel = self._channels[key] = Channel(key, path, window)
         return channel
 
     def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:

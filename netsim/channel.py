@@ -1,0 +1,39 @@
+"""Connections: transfers between the same hosts that leave one after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from netsim.paths import Path
+    from netsim.tcp import Window
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """Transfers of one connection, in order; the first one is under way.
+
+    Attributes:
+        key: under which the network knows it.
+        path: which way it goes.
+        window: how TCP limits it; None where nothing does.
+        queue: slots of its transfers, in order of sending.
+        backlog: bytes of those transfers.
+    """
+
+    __slots__ = ("backlog", "key", "path", "queue", "window")
+
+    def __init__(self, key: Hashable, path: Path, window: Window | None) -> None:
+        self.key = key
+        self.path = path
+        self.window = window
+        self.queue: deque[int] = deque()
+        self.backlog = 0.0
+
+    def swallows(self, num_bytes: float) -> bool:
+        """Whether the sender's socket takes in all that is to be sent, so that the sender can go on."""
+        return self.window is not None and num_bytes <= self.window.buffer_bytes
