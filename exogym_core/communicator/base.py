@@ -26,6 +26,21 @@ T = TypeVar("T")
 
 _OPS = ("sum", "avg", "min", "max", "product")
 
+# Those that torch can add up.
+_REDUCIBLE_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    }
+)
+
 
 def reduce_op_name(op: object) -> str:
     """One of `sum avg min max product` from a string or a `torch.distributed.ReduceOp`.
@@ -238,7 +253,7 @@ class Communicator(ABC):
     def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
         """The reduce op's name, refused where it has no meaning for this dtype."""
         name = reduce_op_name(op)
-        if tensor.dtype == torch.bool or tensor.is_complex():
+        if tensor.dtype not in _REDUCIBLE_DTYPES:
             raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
         if name == "avg" and not tensor.is_floating_point():
             raise InputError(

@@ -25,7 +25,7 @@ from exogym_core.communicator.messages import Mailbox
 from exogym_core.communicator.parts import parts_of, scatter_parts
 from exogym_core.communicator.rendezvous import ProcessGroups, Rendezvous
 from exogym_core.communicator.traffic_formulas import sent_bytes
-from exogym_core.communicator.wire import REDUCIBLE_DTYPES, Wire, flattened, shaped_like, write_back
+from exogym_core.communicator.wire import Wire, flattened, shaped_like, write_back
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class GlooCommunicator(Communicator):
     # --- collectives ---------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, op: object = "sum", async_op: bool = False) -> Any:
-        reduce_op = self._reduce_op("all_reduce", op, tensor)
+        reduce_op = self._check_op("all_reduce", op, tensor)
         flat = self._stage(tensor, own=async_op)
         return self._collective(
             "all_reduce",
@@ -168,7 +168,7 @@ class GlooCommunicator(Communicator):
 
     def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
         self._check_rank("reduce", "dst", dst)
-        reduce_op = self._reduce_op("reduce", op, tensor)
+        reduce_op = self._check_op("reduce", op, tensor)
         flat = self._stage(tensor, own=True)
         return self._collective(
             "reduce",
@@ -227,7 +227,7 @@ class GlooCommunicator(Communicator):
         self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
     ) -> Any:
         parts = parts_of(self, "reduce_scatter", tensor)
-        reduce_op = self._reduce_op("reduce_scatter", op, parts[0])
+        reduce_op = self._check_op("reduce_scatter", op, parts[0])
         flat = torch.cat([self._stage(part, own=False) for part in parts])
         own = slice(*(sum(part.numel() for part in parts[: self.rank + end]) for end in (0, 1)))
         return self._collective(
@@ -336,12 +336,6 @@ class GlooCommunicator(Communicator):
             root=root,
             parts=parts,
         )
-
-    def _reduce_op(self, call: str, op: object, tensor: Tensor) -> str:
-        name = self._check_op(call, op, tensor)
-        if tensor.dtype not in REDUCIBLE_DTYPES:
-            raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
-        return name
 
     def _stage(self, tensor: Tensor, own: bool) -> Tensor:
         return flattened(tensor, self._wire.device, own)

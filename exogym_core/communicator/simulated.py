@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exogym_core.communicator.base import Communicator, Handle, Traffic
 from exogym_core.communicator.exchange import Signature, caller
+from exogym_core.communicator.parts import parts_of, scatter_parts
 from netsim.errors import InputError
 from netsim.kernel import Advance, Call, Exit, Key, Mark, Post, Request, Wait
 
@@ -169,22 +170,14 @@ class SimulatedCommunicator(Communicator):
         async_op: bool = False,
     ) -> Any:
         self._check_rank("scatter", "src", src)
-        parts: Sequence[Tensor] = []
-        if self.rank == src:
-            parts = self._parts("scatter", scatter_list if scatter_list is not None else [])
-            for part in parts:
-                if part.shape != tensor.shape or part.dtype != tensor.dtype:
-                    raise InputError(
-                        f"rank {self.rank}, scatter: scatter_list has {part.dtype}{list(part.shape)}, "
-                        f"tensor is {tensor.dtype}{list(tensor.shape)}; make them equal"
-                    )
+        parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
         into = _write_first(tensor)
         return self._collective("scatter", parts, into, async_op, root=src, like=[tensor])
 
     def reduce_scatter(
         self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
     ) -> Any:
-        parts = self._parts("reduce_scatter", tensor)
+        parts = parts_of(self, "reduce_scatter", tensor)
         reduce_op = self._check_op("reduce_scatter", op, parts[0])
         take = _copies_on(parts[0].device)
         return self._collective(
@@ -192,7 +185,7 @@ class SimulatedCommunicator(Communicator):
         )
 
     def all_to_all(self, tensors: Tensor | Sequence[Tensor], async_op: bool = False) -> Any:
-        parts = self._parts("all_to_all", tensors)
+        parts = parts_of(self, "all_to_all", tensors)
         take = _copies_on(parts[0].device)
         if isinstance(tensors, Tensor):
             return self._collective("all_to_all", parts, lambda got: torch.cat(take(got)), async_op)
@@ -200,24 +193,6 @@ class SimulatedCommunicator(Communicator):
 
     def barrier(self, async_op: bool = False) -> Any:
         return self._collective("barrier", [], _nothing, async_op)
-
-    def _parts(self, call: str, tensors: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-        """One tensor a rank, from a list or by cutting one tensor along its first dimension."""
-        if not isinstance(tensors, Tensor):
-            if len(tensors) != self.world_size:
-                raise InputError(
-                    f"rank {self.rank}, {call}: {len(tensors)} tensors given, not one for each of "
-                    f"{self.world_size} ranks"
-                )
-            if len({part.dtype for part in tensors}) > 1:
-                raise InputError(f"rank {self.rank}, {call}: the tensors have several dtypes; give one dtype")
-            return tensors
-        if tensors.dim() == 0 or tensors.shape[0] % self.world_size:
-            raise InputError(
-                f"rank {self.rank}, {call}: a tensor of shape {list(tensors.shape)} cannot be cut into "
-                f"{self.world_size} equal parts along its first dimension; pad it or give a list"
-            )
-        return tensors.chunk(self.world_size) if len(tensors) else [tensors] * self.world_size
 
     # --- messages ------------------------------------------------------------------------------------------
 

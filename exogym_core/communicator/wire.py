@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["REDUCIBLE_DTYPES", "Wire", "flattened", "shaped_like", "write_back"]
+__all__ = ["Wire", "flattened", "shaped_like", "write_back"]
 
 _OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -24,21 +24,6 @@ _OPS: dict[str, Any] = {
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
 }
-# Those that torch can add up. int16 is what gloo cannot, so it travels as int32: sums and products modulo
-# 2^32, cut to 16 bits, are those modulo 2^16.
-REDUCIBLE_DTYPES = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    }
-)
 
 
 class Wire:
