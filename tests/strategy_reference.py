@@ -18,6 +18,7 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AveragingCommunicator, Strategy
 
 if TYPE_CHECKING:
+    from exogym_core.communicator import RunResult
     from exogym_core.strategy.parts.selectors import IndexSelector
 
 Batch = tuple[Tensor, Tensor]
@@ -78,8 +79,10 @@ def train(strategy: Strategy, model: nn.Module, comm: Communicator, batches: Bat
         strategy.step()
 
 
-def run_strategy(strategy: Strategy, model: nn.Module, batches: Batches, seed: int = 0) -> Any:
-    """Train copies of both on as many ranks as `batches` has; a RunResult of parameter vectors."""
+def run_strategy(
+    strategy: Strategy, model: nn.Module, batches: Batches, seed: int = 0, **options: Any
+) -> RunResult[Tensor]:
+    """Train copies of both on as many ranks as `batches` has; `options` are `run_ranks`'s."""
 
     def body(comm: Communicator) -> Tensor:
         own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
@@ -88,7 +91,7 @@ def run_strategy(strategy: Strategy, model: nn.Module, batches: Batches, seed: i
         own.close()
         return vector(replica)
 
-    return run_ranks(body, len(batches[0]))
+    return run_ranks(body, len(batches[0]), **options)
 
 
 # --- the algorithms ----------------------------------------------------------------------------------------

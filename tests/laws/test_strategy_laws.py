@@ -238,6 +238,22 @@ def test_state_saved_and_loaded_goes_on_with_the_same_bits(row: Row, stop: int) 
 
 
 @rows
+def test_real_sockets_and_other_processes_change_neither_result_nor_bytes(row: Row) -> None:
+    model, batches = reference.make_problem(3, 20, 4, 6, seed=1)
+    simulated = reference.run_strategy(row.make(), model, batches, SEED)
+    apart = reference.run_strategy(
+        row.make(), model, batches, SEED, workers={"kind": "processes", "processes": 2}
+    )
+    real = reference.run_strategy(row.make(), model, batches, SEED, transport="gloo")
+    for ours, same, theirs in zip(simulated.results, apart.results, real.results, strict=True):
+        assert torch.equal(ours, same)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert simulated.traffic == apart.traffic
+    for ours, theirs in zip(simulated.traffic, real.traffic, strict=True):
+        assert (ours.bytes_sent, ours.payload_bytes) == (theirs.bytes_sent, theirs.payload_bytes)
+
+
+@rows
 @settings(max_examples=4)
 @given(problem=problems)
 def test_replicas_agree_where_all_is_exchanged(row: Row, problem: dict[str, int]) -> None:
