@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.workers.journal import Journal
     from netsim.kernel import StampedRow
 
 __all__ = ["run_in_processes"]
@@ -286,8 +287,12 @@ class _Parent:
         blocks: Sequence[range],
         arenas: Sequence[Arena],
         on_row: Callable[[StampedRow], None],
+        journal: Journal,
     ) -> None:
-        self.simulation = Simulation(world, self._let_run, self._completed, self._answered, on_row)
+        self.simulation = Simulation(
+            world, self._let_run, self._completed, self._answered, on_row, journal.past
+        )
+        journal.log = self.simulation.kernel.log
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
@@ -379,18 +384,24 @@ class _Parent:
         members: dict[int, list[int]] = {}
         for member, rank in enumerate(slot.ranks):
             members.setdefault(self._home[rank], []).append(member)
-        for index, local in members.items():
-            arena = self._arenas[index]
-            own, shared = {}, []
-            if slot.outcome is not None:
-                own = {
-                    member: [arena.put(tensor) for tensor in slot.outcome.own[member]]
-                    for member in local
-                    if member in slot.outcome.own
-                }
-                shared = [arena.put(tensor) for tensor in slot.outcome.shared]
-            assert isinstance(slot.error, MismatchError | None)
-            self._send(index, _Done(slot.key, shared, own, slot.error))
+        messages = [(index, self._done(slot, index, local)) for index, local in members.items()]
+        # Sent only when all are copied: a child that has its values uses the memory of its inputs again, and
+        # these may be values of others.
+        for index, message in messages:
+            self._send(index, message)
+
+    def _done(self, slot: Slot, index: int, local: Sequence[int]) -> _Done:
+        """The values for the `local` members, who live in child `index`, in its arena."""
+        arena, own, shared = self._arenas[index], {}, []
+        if slot.outcome is not None:
+            own = {
+                member: [arena.put(tensor) for tensor in slot.outcome.own[member]]
+                for member in local
+                if member in slot.outcome.own
+            }
+            shared = [arena.put(tensor) for tensor in slot.outcome.shared]
+        assert isinstance(slot.error, MismatchError | None)
+        return _Done(slot.key, shared, own, slot.error)
 
     def _answered(self, rank: int, value: float | bool) -> None:
         self._send(self._home[rank], _Answer(rank, value))
@@ -422,6 +433,7 @@ def run_in_processes(
     processes: int,
     intra_op_threads: int,
     on_row: Callable[[StampedRow], None],
+    journal: Journal,
 ) -> tuple[Simulation, list[Any], list[RankState]]:
     """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `processes` children.
 
@@ -442,7 +454,7 @@ def run_in_processes(
         with Children(target, processes, method=method) as children:
             for channel, arena in zip(children.channels, arenas, strict=True):
                 channel.send_fds([arena.fd])
-            parent = _Parent(world, blocks, arenas, on_row)
+            parent = _Parent(world, blocks, arenas, on_row, journal)
             parent.run(children)
             parent.failure.raise_if_any()
     finally:

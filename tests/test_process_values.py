@@ -1,0 +1,33 @@
+"""Values that travel through shared memory between processes, while it is used again at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from exogym_core.communicator import run_ranks
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator
+
+_ROUNDS = 100
+_NUMBERS = 40_000  # large enough not to travel inside the messages
+
+
+def _gather_rounds(comm: Communicator) -> int:
+    """How many values were not what their rank had sent."""
+    wrong = 0
+    for turn in range(_ROUNDS):
+        got = comm.all_gather(torch.full((_NUMBERS,), 100 * turn + comm.rank))
+        expected = torch.arange(comm.world_size)[:, None] + 100 * turn
+        wrong += int((torch.stack(got) != expected).sum())
+        root = turn % comm.world_size
+        sent = comm.broadcast(torch.full((_NUMBERS,), 100 * turn + comm.rank), root)
+        wrong += int((sent != 100 * turn + root).sum())
+    return wrong
+
+
+def test_a_process_that_has_its_values_overwrites_none_of_the_others() -> None:
+    run = run_ranks(_gather_rounds, 4, workers={"kind": "processes", "processes": 4})
+    assert run.results == [0, 0, 0, 0]
