@@ -32,12 +32,17 @@ class Capacity:
     Args:
         bits_per_second: of each link, as a topology states them.
         protocol: what of it is payload, and what acknowledgements take.
+
+    Attributes:
+        dead: links that carry nothing at present.
     """
 
     def __init__(self, bits_per_second: FloatArray, protocol: Protocol) -> None:
         self._payload_share = protocol.payload_share
         self._ack_share = protocol.ack_share
         self._stated = np.append(np.asarray(bits_per_second, dtype=np.float64) / 8, math.inf)
+        self._nominal = self._stated.copy()  # what it carried last, if it carries nothing
+        self.dead: set[int] = set()
         self._up = np.ones(len(self._stated), dtype=np.bool_)
         self._payload: FloatArray = self._stated * self._payload_share
         self._solve = max_min_rates
@@ -51,7 +56,13 @@ class Capacity:
     def set(self, link: int, bits_per_second: float) -> None:
         """Let a link carry another rate."""
         self._stated[link] = bits_per_second / 8
+        if bits_per_second:
+            self._nominal[link] = bits_per_second / 8
         self._refresh(link)
+
+    def is_dead(self, link: int) -> bool:
+        """Whether a link carries nothing at present."""
+        return link in self.dead
 
     def set_up(self, link: int, up: bool) -> None:
         """Let a link carry nothing, or what was last set."""
@@ -60,7 +71,7 @@ class Capacity:
 
     def narrowest(self, path: Path) -> float:
         """Payload in bytes per second that the narrowest link of a path can carry when nothing is broken."""
-        return float(self._stated[list(path.links)].min()) * self._payload_share
+        return float(self._nominal[list(path.links)].min()) * self._payload_share
 
     def rates(self, links: IntArray, back: IntArray, weights: FloatArray, caps: FloatArray) -> FloatArray:
         """Payload bytes per second of transfers that share links among themselves and with no others.
@@ -102,3 +113,7 @@ class Capacity:
 
     def _refresh(self, link: int) -> None:
         self._payload[link] = self._stated[link] * self._payload_share if self._up[link] else 0.0
+        if self._payload[link]:
+            self.dead.discard(link)
+        else:
+            self.dead.add(link)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -23,16 +24,20 @@ class Channel:
         window: how TCP limits it; None where nothing does.
         queue: slots of its transfers, in order of sending.
         backlog: bytes of those transfers.
+        most_bytes_per_second: what the sender offers at most.
     """
 
-    __slots__ = ("backlog", "key", "path", "queue", "window")
+    __slots__ = ("backlog", "key", "most_bytes_per_second", "path", "queue", "window")
 
-    def __init__(self, key: Hashable, path: Path, window: Window | None) -> None:
+    def __init__(
+        self, key: Hashable, path: Path, window: Window | None, most_bytes_per_second: float = math.inf
+    ) -> None:
         self.key = key
         self.path = path
         self.window = window
         self.queue: deque[int] = deque()
         self.backlog = 0.0
+        self.most_bytes_per_second = most_bytes_per_second
 
     def swallows(self, num_bytes: float) -> bool:
         """Whether the sender's socket takes in all that is to be sent, so that the sender can go on."""

@@ -93,6 +93,11 @@ class Neighbourhoods:
         """The cap or weight of a transfer has changed."""
         self.touch(self._links[slot][0])
 
+    def slots_near(self, link: int) -> list[int]:
+        """The slots that a change of this link can reach."""
+        home = self._of_link[link]
+        return list(home.position) if home is not None else []
+
     def __contains__(self, slot: int) -> bool:
         return slot in self._links
 

@@ -40,6 +40,8 @@ __all__ = ["Network", "Observer"]
 # SimPy's own events have priority 0 and 1: ours come last in their instant, when everybody has had their say.
 _LAST = EventPriority(10)
 
+_Callbacks = tuple["Callable[[], None]", "Callable[[], None] | None", "Callable[[], None] | None"]
+
 
 class Network:
     """A topology in use: transfers under way, their rates, and what has crossed each link.
@@ -71,7 +73,7 @@ class Network:
         self._neighbours = Neighbourhoods(len(topology.links))
         self._channels: dict[Hashable, Channel] = {}
         self._of_slot: list[Channel] = []
-        self._callbacks: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
+        self._callbacks: dict[int, _Callbacks] = {}
         self._slots: dict[int, int] = {}
         self._next_number = 0
         self._turn: simpy.Event | None = None
@@ -94,6 +96,8 @@ class Network:
         *,
         connection: Hashable = None,
         on_sent: Callable[[], None] | None = None,
+        on_dropped: Callable[[], None] | None = None,
+        most_bytes_per_second: float = math.inf,
         number: int | None = None,
     ) -> int:
         """Start a transfer now.
@@ -110,7 +114,9 @@ class Network:
             on_sent: called at the instant from which the sender need not wait any more, before
                 `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
                 what has not left yet.
-
+            on_dropped: called if a host's crash ends it (`netsim.faults`); None: it is then sent once more,
+                from its first byte, as another transfer with the same callbacks.
+            most_bytes_per_second: what its sender offers at most; with a limit TCP does not shape it.
             number: the transfer's id, one of those set aside by `reserve`; None: the next one.
 
         Returns:
@@ -125,7 +131,7 @@ class Network:
         path = self._paths.between(src, dst)
         if number is None:
             (number,) = self.reserve(1)
-        channel = self._channel(path, connection, number)
+        channel = self._channel(path, connection, number, most_bytes_per_second)
         slot = self._enter(number, path, num_bytes, now)
         self._of_slot[slot] = channel
         channel.queue.append(slot)
@@ -134,7 +140,7 @@ class Network:
             self._sent.append((number, on_sent))
             self._call_at(now)
             on_sent = None
-        self._callbacks[number] = (on_delivered, on_sent)
+        self._callbacks[number] = (on_delivered, on_sent, on_dropped)
         self._slots[number] = slot
         if len(channel.queue) == 1:
             ready = float(self._transfers.timer[slot])
@@ -180,7 +186,7 @@ class Network:
             observer.transfer_ended(transfer, delivered)
         return delivered
 
-    def _channel(self, path: Path, connection: Hashable, number: int = 0) -> Channel:
+    def _channel(self, path: Path, connection: Hashable, number: int = 0, limit: float = math.inf) -> Channel:
         protocol = self.protocol
         if protocol.connections == "per-transfer":
             connection = (connection, number)
@@ -188,10 +194,10 @@ class Network:
         channel = self._channels.get(key)
         if channel is None:
             window = None
-            if protocol.has_windows and path.links:
+            if protocol.has_windows and path.links and limit == math.inf:
                 narrowest = self._capacity.narrowest(path)
                 window = Window(protocol, path.round_trip_seconds, path.loss, narrowest)
-            channel = self._channels[key] = Channel(key, path, window)
+            channel = self._channels[key] = Channel(key, path, window, limit)
         return channel
 
     def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
@@ -265,6 +271,13 @@ class Network:
         transfers = self._transfers
         channel = self._of_slot[slot]
         num_bytes = float(transfers.size[slot])
+        if (
+            self._capacity.dead
+            and (num_bytes == 0 or channel.window is not None)
+            and self._is_cut(channel.path)
+        ):
+            transfers.hold(slot)
+            return True
         if num_bytes == 0 or not channel.path.links:
             if channel.window is not None:
                 channel.window.touch(now)
@@ -274,6 +287,7 @@ class Network:
         transfers.weight[slot] = path.weight
         self._neighbours.join(slot, path.links + path.back if self.protocol.ack_share else path.links)
         if channel.window is None:
+            transfers.cap[slot] = channel.most_bytes_per_second
             transfers.timer[slot] = math.inf
             transfers.set_due(slot, math.inf)
         else:
@@ -304,9 +318,9 @@ class Network:
         rate = float(transfers.rate[slot]) if grant.cap else 0.0
         transfers.set_due(slot, min(now + (left - grant.stop) / rate if rate else math.inf, grant.timer))
         number = int(transfers.number[slot])
-        on_delivered, on_sent = self._callbacks[number]
+        on_delivered, on_sent, on_dropped = self._callbacks[number]
         if on_sent is not None and self._of_slot[slot].swallows(left):
-            self._callbacks[number] = (on_delivered, None)
+            self._callbacks[number] = (on_delivered, None, on_dropped)
             self._sent.append((number, on_sent))
 
     def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
@@ -333,7 +347,7 @@ class Network:
         calls = self._sent
         self._sent = []
         for number, num_bytes in delivered:
-            on_delivered, on_sent = self._callbacks.pop(number)
+            on_delivered, on_sent, _ = self._callbacks.pop(number)
             if on_sent is not None:
                 calls.append((number, on_sent))
             calls.append((number, on_delivered))
@@ -374,17 +388,82 @@ class Network:
         self._touch(link)
 
     def set_latency(self, link: int, seconds: float) -> None:
-        """Give a link (index) another latency; it holds for what is sent from now on."""
+        """Give a link (index) another latency: for what is sent from now on, and for the pace of windows."""
         if not 0 <= seconds < math.inf:
             raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
         self._change_is_due()
+        self._follow(self._paths.set_latency(link, seconds))
+
+    def set_loss(self, link: int, share: float) -> None:
+        """Have a link (index) lose another share of its packets from now on."""
+        if not 0 <= share < 1:
+            raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
+        self._change_is_due()
+        self._follow(self._paths.set_loss(link, share))
+
+    def _follow(self, changed: list[Path]) -> None:
+        """Paths have other round trips or losses: what is under way on them goes on accordingly."""
         self.version += 1
-        self._paths.set_latency(link, seconds)
+        self._call_at(self.env.now)
+        indices = {path.index for path in changed}
+        for channel in self._channels.values():
+            if channel.path.index not in indices:
+                continue
+            path, window, now = channel.path, channel.window, self.env.now
+            slot = channel.queue[0] if channel.queue else -1
+            drains = slot in self._neighbours
+            if drains:
+                self._transfers.weight[slot] = path.weight
+                self._neighbours.touch_slot(slot)
+            if window is None:
+                continue
+            window.follow(path.round_trip_seconds, path.loss)
+            if drains and slot not in self._transfers.held:
+                left, through = self._transfers.drain(slot, now)
+                if not through:
+                    self._accept(slot, window.again(now, left), left, now)
 
     def _touch(self, link: int) -> None:
         self.version += 1
         self._neighbours.touch(link)
         self._call_at(self.env.now)
+        if self._capacity.is_dead(link):
+            for slot in self._neighbours.slots_near(link):
+                self._hold_if_cut(slot)
+        else:
+            for slot in sorted(self._transfers.held):
+                self._go_on_unless_cut(slot)
+
+    # -- dead links ------------------------------------------------------------------------------------------
+
+    def _is_cut(self, path: Path) -> bool:
+        """Whether a link of a path is dead; TCP needs the way back as well, for its acknowledgements."""
+        links = path.links + path.back if self.protocol.ack_share else path.links
+        return not self._capacity.dead.isdisjoint(links)
+
+    def _hold_if_cut(self, slot: int) -> None:
+        """Have a window wait whose transfer cannot go on; without windows, a rate of zero says it all."""
+        channel, now = self._of_slot[slot], self.env.now
+        if channel.window is None or slot in self._transfers.held or not self._is_cut(channel.path):
+            return
+        left, through = self._transfers.drain(slot, now)
+        if not through:
+            channel.window.end(now, left)
+            self._transfers.hold(slot)
+            self._neighbours.touch_slot(slot)
+
+    def _go_on_unless_cut(self, slot: int) -> None:
+        """What a dead link held up goes on; a connection that was cut for long starts slowly."""
+        channel, now = self._of_slot[slot], self.env.now
+        if self._is_cut(channel.path):
+            return
+        self._transfers.held.discard(slot)
+        if channel.window is None or slot not in self._neighbours:
+            self._transfers.set_due(slot, now)
+        else:
+            left = float(self._transfers.remaining[slot])
+            self._transfers.since[slot] = now
+            self._accept(slot, channel.window.start(now, left), left, now)
 
     def _change_is_due(self) -> None:
         """Something is about to start or change: who counts on a quiet network hears of it first."""

@@ -64,6 +64,7 @@ class PathTable:
         self._by_hosts: dict[tuple[int, int], Path] = {}
         self.num_links = len(topology.links)
         self.latency_seconds = np.array(topology.latency_seconds, dtype=np.float64)
+        self.loss = np.array(topology.loss, dtype=np.float64)
         self.paths: list[Path] = []
         self.links: IntArray = np.full((64, 4), self.num_links, dtype=np.int64)
         self.back: IntArray = self.links.copy()
@@ -73,19 +74,26 @@ class PathTable:
         path = self._by_hosts.get((source, target))
         return path if path is not None else self._find(source, target)
 
-    def set_latency(self, link: int, seconds: float) -> None:
-        """Give one link another latency; routes stay as they are."""
+    def set_latency(self, link: int, seconds: float) -> list[Path]:
+        """Give one link another latency; routes stay as they are. Returns the paths that it changes."""
         self.latency_seconds[link] = seconds
-        for path in self.paths:
-            if link in path.links or link in path.back:
-                self._measure(path)
+        return self._measured(link)
+
+    def set_loss(self, link: int, share: float) -> list[Path]:
+        """Have one link lose another share of packets. Returns the paths that it changes."""
+        self.loss[link] = share
+        return self._measured(link)
+
+    def _measured(self, link: int) -> list[Path]:
+        changed = [path for path in self.paths if link in path.links or link in path.back]
+        for path in changed:
+            self._measure(path)
+        return changed
 
     def _find(self, source: int, target: int) -> Path:
         links = tuple(self._topology.route(source, target))
         back = tuple(self._topology.route(target, source))
-        kept = np.prod(1.0 - np.asarray(self._topology.loss)[list(links)])
-        loss = 1.0 - float(kept)
-        path = Path(len(self.paths), source, target, links, back, 0.0, 0.0, loss, 1.0)
+        path = Path(len(self.paths), source, target, links, back, 0.0, 0.0, 0.0, 1.0)
         self._measure(path)
         self.links = self._with_row(self.links, path.index, links)
         self.back = self._with_row(self.back, path.index, back)
@@ -97,6 +105,7 @@ class PathTable:
         path.latency_seconds = sum(self.latency_seconds[list(path.links)].tolist())
         path.round_trip_seconds = path.latency_seconds + sum(self.latency_seconds[list(path.back)].tolist())
         path.weight = self._weight(path.round_trip_seconds)
+        path.loss = 1.0 - float(np.prod(1.0 - self.loss[list(path.links)]))
 
     def _with_row(self, table: IntArray, row: int, links: tuple[int, ...]) -> IntArray:
         rows, columns = table.shape

@@ -105,7 +105,8 @@ class Window:
         self, protocol: Protocol, round_trip_seconds: float, loss: float, bytes_per_second: float
     ) -> None:
         self._round_trip = round_trip_seconds
-        self._timeout = protocol.minimum_timeout_seconds + round_trip_seconds
+        self._least_timeout = protocol.minimum_timeout_seconds
+        self._timeout = self._least_timeout + round_trip_seconds
         self._limit = protocol.window_bytes * protocol.streams
         self._initial = min(protocol.initial_window_bytes * protocol.streams, self._limit)
         self._segment = protocol.segment_bytes * protocol.streams  # one of each stream
@@ -157,6 +158,19 @@ class Window:
     def end(self, now: float, left: float = 0.0) -> None:
         """The message is through, or given up with `left` bytes remaining."""
         self._use(now, left)
+
+    def follow(self, round_trip_seconds: float, loss: float) -> None:
+        """Its path has another round trip or loses another share of packets; `again` follows if it is in use."""
+        self._round_trip = round_trip_seconds
+        self._timeout = self._least_timeout + round_trip_seconds
+        before, self._loss_bytes = self._loss_bytes, self._segment / loss if loss else math.inf
+        if self._loss_bytes != before:
+            self._until_loss = self._loss_bytes
+
+    def again(self, now: float, left: float) -> Grant:
+        """The last grant ends early, with `left` bytes of the message remaining."""
+        self._use(now, left)
+        return self._grant(now)
 
     def touch(self, now: float) -> None:
         """A message without bytes passes: the connection is in use, but no window is filled."""

@@ -41,6 +41,7 @@ class Transfers:
         stop: it is due when `remaining` has come down to this.
         weight: share relative to others.
         cap: largest rate.
+        held: slots that a dead link keeps from beginning, or from going on by their windows.
     """
 
     due: FloatArray
@@ -56,6 +57,7 @@ class Transfers:
 
     def __init__(self) -> None:
         self._free: list[int] = []
+        self.held: set[int] = set()
         self._used = 0
         self._block_due: FloatArray = np.zeros(0)
         self._is_stale: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # by block
@@ -81,7 +83,16 @@ class Transfers:
         self.rate[slot] = 0.0
         self.stop[slot] = 0.0
         self.cap[slot] = math.inf
+        self.held.discard(slot)
         self._free.append(slot)
+
+    def hold(self, slot: int) -> None:
+        """Let nothing happen to a slot by itself, and no byte come through, until it is taken from `held`."""
+        self.held.add(slot)
+        self.timer[slot] = math.inf
+        self.stop[slot] = 0.0
+        self.cap[slot] = 0.0
+        self.set_due(slot, math.inf)
 
     def set_due(self, slot: int, instant: float) -> None:
         """Say when something next happens to a slot by itself."""
