@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from netsim.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -113,6 +115,8 @@ class ShortestRoutes:
             hops, node, path = self._next_links[target], source, []
             while node != target:
                 node, link = hops[node]
+                if link < 0:  # files are checked for this when loaded; hand-made topologies are not
+                    raise InputError("no route between two hosts: add a link between them")
                 path.append(link)
             known = self._cores[source, target] = tuple(path)
         return known

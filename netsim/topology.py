@@ -24,7 +24,7 @@ from netsim.documents import Document, load_document
 from netsim.errors import InputError, unknown_name
 from netsim.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.placement import spread
-from netsim.topology_file import read_parts
+from netsim.topology_file import likely_names, read_parts
 from netsim.topology_mapping import plain_form
 from netsim.weather import Weather
 
@@ -98,7 +98,7 @@ class Topology:
         """The index of a host; raises UnknownNameError."""
         index = self._host_indices.get(name)
         if index is None:
-            raise unknown_name("host", str(name), self._host_indices)
+            raise unknown_name("host", str(name), likely_names(str(name), self._host_indices))
         return index
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:

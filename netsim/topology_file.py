@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from netsim.topology_schema import LinkEntry, RouteEntry
     from netsim.weather import Weather
 
-__all__ = ["MAX_ROUTES", "Parts", "read_parts"]
+__all__ = ["MAX_ROUTES", "Parts", "likely_names", "read_parts"]
 
 MAX_ROUTES = 250_000  # explicit ones, host to host
 _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
@@ -198,7 +198,7 @@ class _Builder:
         unknown = [(path, name) for path, names in given.items() for name in names if name not in known]
         for path, name in unknown:
             if len(self.problems) < _MANY_PROBLEMS:
-                self._problem(path, unknown_name(what, name, _likely(name, known)))
+                self._problem(path, unknown_name(what, name, likely_names(name, known)))
             else:  # looking for what was meant takes long among many names
                 self._problem(path, f"unknown {what} '{name}'")
         return not unknown
@@ -312,7 +312,8 @@ def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
     return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
 
 
-def _likely(name: str, known: Collection[str]) -> Collection[str]:
+def likely_names(name: str, known: Collection[str]) -> Collection[str]:
+    """Those of the known names that an error about `name` should list: all, or of many the likeliest."""
     if len(known) <= _MANY_NAMES:
         return known
     return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]

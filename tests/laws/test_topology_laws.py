@@ -106,6 +106,8 @@ def test_order_changes_nothing(data: dict[str, Any], order: random.Random) -> No
     topology, other = Topology.from_mapping(data), Topology.from_mapping(_shuffled(data, order))
     assert other == topology
     assert other.to_mapping() == topology.to_mapping()
+    names = [host.name for host in topology.hosts]
+    assert names == sorted(names, key=natural_key)
     pairs = itertools.permutations(range(len(topology.hosts)), 2)
     assert all(topology.route(*pair) == other.route(*pair) for pair in pairs)
 

@@ -1,0 +1,113 @@
+"""`netsim` from the command line: what it prints and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from netsim import cli
+from netsim.topology import shipped_topologies
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("name", sorted(shipped_topologies()))
+def test_show(name: str, capsys: Capture) -> None:
+    assert cli.main(["show", name]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(name)
+    assert "source:" in printed
+    assert "narrowest link, Mbit/s" in printed
+    assert "one-way latency, ms" in printed
+
+
+def test_show_figures(capsys: Capture) -> None:
+    assert cli.main(["show", "home-broadband"]) == 0
+    rows = [line.replace("\u2502", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["cable0", "east-exchange", "1", "20", "Mbit/s", "300", "Mbit/s", "10", "ms", "0.01", "%"] in rows
+    assert ["dsl0", "3", "3", "3", "3", "-", "3", "3", "3"] in rows
+    assert ["dsl0", "25", "25", "45", "45", "-", "50", "18", "38"] in rows
+
+
+def test_show_many_hosts(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "big.yaml").write_text(
+        "hosts: ["
+        + ", ".join(f"h{number}" for number in range(200))
+        + "]\nrouters: [r]\nlinks:\n"
+        + "".join(f"  - {{between: [h{number}, r], bandwidth: 1 Gbit/s}}\n" for number in range(200))
+    )
+    assert cli.main(["show", str(tmp_path / "big.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert "and 140 more" in printed
+    assert "the first 24 of 200" in printed
+
+
+def test_validate(capsys: Capture) -> None:
+    assert cli.main(["validate", "lan"]) == 0
+    assert capsys.readouterr().out == "lan: valid: 8 hosts, 1 region, 16 links (one direction each)\n"
+
+
+def test_json_schema(capsys: Capture) -> None:
+    assert cli.main(["validate", "--json-schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert {"hosts", "links", "regions", "wan", "events"} <= set(schema["properties"])
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["validate", "bad.yaml"], "error: bad.yaml:1: hosts: expected host names"),
+        (["show", "no-such-file.yaml"], "error: no-such-file.yaml: no such file"),
+        (["show", "wan-4-reg"], "error: unknown topology or file 'wan-4-reg': did you mean 'wan-4-regions'?"),
+        (["shwo", "lan"], "error: unknown command 'shwo': did you mean 'show'?"),
+        (["show"], "error: Missing argument 'TOPOLOGY'."),
+        (["show", "lan", "--fast"], "error: No such option"),
+        (["validate"], "error: Missing argument 'FILE'."),
+    ],
+)
+def test_mistakes_are_one_line(
+    args: list[str], line: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("hosts: [[a]]\n")
+    assert cli.main(args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(line)
+    assert captured.err.count("\n") == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from netsim import cli; cli.main(['--help']);"
+        "heavy = ('numpy', 'torch', 'pydantic', 'networkx', 'rich', 'matplotlib');"
+        "sys.exit(str([name for name in heavy if name in sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.strip() == "[]"
+    assert "show" in result.stdout
+    assert "collective" in result.stdout
+
+
+def test_interrupting_is_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("netsim.show.Topology.load", interrupt)
+    assert cli.main(["show", "lan"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    code = "import sys; from netsim import cli; sys.exit(cli.main(['show', 'wan-10-regions']))"
+    command = f'{sys.executable} -c "{code}" | head -1'
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert result.stdout == "wan-10-regions\n"
+    assert result.stderr == ""

@@ -1,0 +1,274 @@
+"""Topologies from files: directions, routes, placement, loading by name, and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from netsim.errors import InputError, UnknownNameError
+from netsim.topology import Host, Topology
+from netsim.weather import Background, Drift, HostEvent, LinkEvent, Trace
+
+EXAMPLE = """\
+name: two-sites-and-a-home
+source: invented
+hosts:
+  home: {device: rtx-4090}
+routers: [exchange]
+links:
+  - {between: [home, exchange], up: 20 Mbit/s, down: 300 Mbit/s, latency: 10 ms, loss: 0.01 %}
+  - {between: [exchange, us], bandwidth: 10 Gbit/s, latency: 8 ms}
+  - {between: [home, eu], bandwidth: 1 Mbit/s, latency: 100 ms}
+regions:
+  us: {hosts: 4, nic: 10 Gbit/s, latency: 50 us, device: h100}
+  eu: {hosts: 12, up: 1 Gbit/s, down: 2 Gbit/s}
+wan:
+  - {between: [us, eu], bandwidth: 800 Mbit/s, rtt: 80 ms}
+routes:
+  - {from: us.0, to: home, through: [us, eu]}
+protocol: {preset: linux-tcp, streams: 8}
+"""
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Topology:
+    (tmp_path / "example.yaml").write_text(EXAMPLE)
+    return Topology.load(tmp_path / "example.yaml")
+
+
+def stops(topology: Topology, source: str, target: str) -> list[str]:
+    route = topology.route(topology.host_index(source), topology.host_index(target))
+    return [topology.links[link].target for link in route]
+
+
+def test_hosts_come_in_natural_order(example: Topology) -> None:
+    names = [host.name for host in example.hosts]
+    assert names == [
+        *[f"eu.{number}" for number in range(12)],
+        "home",
+        *[f"us.{number}" for number in range(4)],
+    ]
+    assert [host.index for host in example.hosts] == list(range(17))
+    assert example.hosts[12] == Host("home", 12, None, "rtx-4090")
+    assert example.hosts[13] == Host("us.0", 13, "us", "h100")
+    assert example.regions == ("eu", "us")
+    assert example.routers == ("eu", "exchange", "us")
+    assert example.protocol == {"preset": "linux-tcp", "streams": 8}
+    assert [example.region_of(host) for host in (0, 12, 13)] == ["eu", "home", "us"]
+
+
+def test_links_are_directed(example: Topology) -> None:
+    by_ends = {(link.source, link.target): link for link in example.links}
+    assert by_ends["home", "exchange"].bits_per_second == 20e6
+    assert by_ends["exchange", "home"].bits_per_second == 300e6
+    assert by_ends["exchange", "home"].loss == by_ends["home", "exchange"].loss == 1e-4
+    assert by_ends["eu.3", "eu"].bits_per_second == 1e9
+    assert by_ends["eu", "eu.3"].bits_per_second == 2e9
+    assert by_ends["eu", "eu.3"].latency_seconds == 0
+    assert by_ends["us", "eu"].latency_seconds == 0.04
+    for link in example.links:
+        assert example.links[link.index] is link
+        assert example.bits_per_second[link.index] == link.bits_per_second
+        assert example.latency_seconds[link.index] == link.latency_seconds
+        assert example.loss[link.index] == link.loss
+
+
+def test_routes(example: Topology) -> None:
+    assert stops(example, "home", "us.0") == ["exchange", "us", "us.0"]
+    assert stops(example, "us.0", "home") == ["us", "eu", "home"]  # as the file says
+    assert stops(example, "us.1", "home") == ["us", "exchange", "home"]
+    assert stops(example, "eu.0", "home") == [
+        "eu",
+        "us",
+        "exchange",
+        "home",
+    ]  # 58 ms; the short way takes 100
+    assert stops(example, "eu.0", "eu.1") == ["eu", "eu.1"]
+    assert stops(example, "eu.0", "eu.0") == []
+    eu, home = example.host_index("eu.0"), example.host_index("home")
+    assert example.route_latency_seconds(eu, home) == pytest.approx(0.058)
+    assert example.route_latency_seconds(eu, eu) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "hosts"),
+    [
+        (1, [0]),
+        (3, [0, 12, 13]),
+        (5, [0, 1, 12, 13, 14]),
+        (11, [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16]),
+        (17, list(range(17))),
+        (18, [*range(12), 0, *range(12, 17)]),
+    ],
+)
+def test_placement(example: Topology, num_workers: int, hosts: list[int]) -> None:
+    assert example.place(num_workers) == tuple(hosts)
+
+
+def test_placement_by_name(example: Topology) -> None:
+    assert example.place(3, ["us.1", "home", "us.1"]) == (14, 12, 14)
+    with pytest.raises(UnknownNameError, match=r"unknown host 'us.9': did you mean 'eu\.9'\?"):
+        example.place(1, ["us.9"])
+    with pytest.raises(InputError, match="placement: expected 2 host names, one a worker, got 1"):
+        example.place(2, ["home"])
+    with pytest.raises(InputError, match="placement: expected a list"):
+        example.place(4, "home")
+    with pytest.raises(InputError, match="num_workers=0: expected at least 1"):
+        example.place(0)
+
+
+def test_topologies_cannot_be_changed(example: Topology) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        example.name = "other"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="read-only"):
+        example.bits_per_second[0] = 1
+    mapping: dict[str, Any] = {"hosts": ["a"], "protocol": {"preset": "ideal"}}
+    topology = Topology.from_mapping(mapping)
+    mapping["protocol"]["preset"] = "linux-tcp"
+    topology.to_mapping()["protocol"]["preset"] = "linux-tcp"
+    assert topology.protocol == {"preset": "ideal"}
+
+
+def test_small_ones_are_valid() -> None:
+    single = Topology.from_mapping({"hosts": ["a"]})
+    assert single.place(3) == (0, 0, 0)
+    assert single.bits_per_second.dtype == np.float64
+    pair = Topology.from_mapping({"hosts": [1, 2], "links": [{"between": [1, 2], "bandwidth": "1 bit/s"}]})
+    assert pair.route(0, 1) == (0,)
+    assert pair.route(1, 0) == (1,)
+    region = Topology.from_mapping({"regions": {"x": {"hosts": 1, "nic": "1 bit/s", "rtt": "0 s"}}})
+    assert region.hosts[0].name == "x.0"
+
+
+def test_routes_between_regions_hold_for_their_hosts(tmp_path: Path) -> None:
+    form = yaml.safe_load(EXAMPLE)
+    form["routes"] = [
+        {"from": "eu", "to": "home", "through": ["eu"]},
+        {"from": "eu.1", "to": "home", "through": ["eu", "us", "exchange"]},
+    ]
+    for routes in (form["routes"], form["routes"][::-1]):
+        topology = Topology.from_mapping({**form, "routes": routes})
+        assert stops(topology, "eu.0", "home") == ["eu", "home"]
+        assert stops(topology, "eu.1", "home") == ["eu", "us", "exchange", "home"]
+        assert stops(topology, "home", "eu.0") == ["exchange", "us", "eu", "eu.0"]
+
+
+def test_latencies_that_are_equal_on_paper_tie() -> None:
+    """10 ms + 20 ms and 30 ms differ in binary; fewer links must decide."""
+    links = [
+        ("a", "x", "10 ms"),
+        ("x", "b", "20 ms"),
+        ("a", "y", "15 ms"),
+        ("y", "b", "15 ms"),
+        ("a", "b", "30 ms"),
+    ]
+    form = {
+        "hosts": ["a", "b"],
+        "routers": ["x", "y"],
+        "links": [
+            {"between": [one, two], "bandwidth": "1 bit/s", "latency": time} for one, two, time in links
+        ],
+    }
+    assert stops(Topology.from_mapping(form), "a", "b") == ["b"]
+    form["links"] = form["links"][:-1]
+    assert stops(Topology.from_mapping(form), "a", "b") == ["x", "b"]
+
+
+def test_shipped_ones_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = Topology.load("wan-4-regions")
+    assert Topology.load("topologies/wan-4-regions.yaml") == expected
+    assert Topology.load(Path("wan-4-regions.yaml")) == expected
+    (tmp_path / "lan.yaml").write_text("hosts: [mine]")
+    assert Topology.load("lan.yaml").hosts[0].name == "mine"
+    assert len(Topology.load("lan").hosts) == 8
+    with pytest.raises(UnknownNameError, match="did you mean 'wan-4-regions'"):
+        Topology.load("wan-4-region")
+
+
+def test_weather(tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("start_s,bits_per_second\n0,1e8\n60.5,2e7\n")
+    (tmp_path / "net.yaml").write_text(
+        """\
+hosts: [a, b]
+links: [{between: [b, a], bandwidth: 1 Gbit/s, latency: 1 ms}]
+events:
+  - {at: 10 s, link: [a, b], down: true, for: 5 s}
+  - {at: 2 s, link: [b, a], direction: up, bandwidth: 1 Mbit/s}
+  - {at: 1 min, host: b, crash: true, for: 30 s}
+  - {at: 3 min, host: a, up: true}
+traces:
+  - {link: [a, b], bandwidth: day.csv}
+  - {link: [a, b], direction: down, latency: [[0 s, 1 ms], [5 s, 7 ms]]}
+background:
+  - {from: a, to: b, bytes: 1 MB, every: 10 s, start: 5 s, stop: 1 h}
+  - {from: b, to: a, rate: 10 Mbit/s}
+drift:
+  - {link: [a, b], kind: lognormal, sigma: 0.3, every: 10 s, seed: 7}
+"""
+    )
+    topology = Topology.load(tmp_path / "net.yaml")
+    assert [(link.source, link.target) for link in topology.links] == [("a", "b"), ("b", "a")]
+    weather = topology.weather
+    assert weather.link_events == (
+        LinkEvent(2, (1,), bits_per_second=1e6),
+        LinkEvent(10, (0, 1), is_up=False, for_seconds=5),
+    )
+    assert weather.host_events == (HostEvent(60, 1, False, 30), HostEvent(180, 0, True))
+    assert set(weather.traces) == {
+        Trace((0, 1), "bits_per_second", (0, 60.5), (1e8, 2e7)),
+        Trace((1,), "latency_seconds", (0, 5), (0.001, 0.007)),
+    }
+    assert weather.background == (
+        Background(0, 1, None, 1_000_000, 10, 5, 3600),
+        Background(1, 0, 1e7),
+    )
+    assert weather.drift == (Drift((0, 1), "lognormal", 10, 0.3, None, 7),)
+    assert weather
+    assert not Topology.load("lan").weather
+    assert Topology.from_mapping(topology.to_mapping(), "again").weather == weather
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("seconds,rate\n", "line 1: expected the header 'start_s,bits_per_second', got 'seconds,rate'"),
+        ("start_s,bits_per_second\n0,fast\n", "line 2: expected two numbers, got '0,fast'"),
+        ("start_s,bits_per_second\n0,1,2\n", "line 2: expected two numbers, got '0,1,2'"),
+        ("start_s,bits_per_second\n", "has no rows: give at least one"),
+        ("start_s,bits_per_second\n0,nan\n", "expected finite values of at least 0, got 0.0, nan"),
+        ("start_s,bits_per_second\n1,1\n0,1\n", "times must ascend, but 0.0 s follows 1.0 s"),
+    ],
+)
+def test_traces_are_checked(content: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    (tmp_path / "net.yaml").write_text(
+        "hosts: [a, b]\nlinks: [{between: [a, b], bandwidth: 1 bit/s}]\ntraces: [{link: [a, b], bandwidth: t.csv}]\n"
+    )
+    with pytest.raises(InputError) as caught:
+        Topology.load(tmp_path / "net.yaml")
+    assert str(caught.value).startswith(f"{tmp_path}/net.yaml:3: traces[0].bandwidth: ")
+    assert line in str(caught.value)
+
+
+def test_routes_of_ten_thousand_hosts_need_no_search_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"nic": "10 Gbit/s", "latency": "50 us"}
+    topology = Topology.from_mapping(
+        {
+            "regions": {"a": {"hosts": 5000, **card}, "b": {"hosts": 5000, **card}},
+            "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "3 ms"}],
+        }
+    )
+    searches = []
+    search = type(topology._graph)._towards
+    monkeypatch.setattr(
+        type(topology._graph), "_towards", lambda self, end: searches.append(end) or search(self, end)
+    )
+    for host in range(10_000):
+        assert len(topology.route(host, 9_999 - host)) == 3
+    assert len(searches) == 2
