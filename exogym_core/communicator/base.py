@@ -228,6 +228,25 @@ class Communicator(ABC):
         """
         yield
 
+    # --- checkpoints ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Calls inside are made again after a restart: values are exchanged, the clock hears nothing."""
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's counters, in all its groups, for a checkpoint.
+
+        Raises:
+            InputError: a call of this rank is still in flight; or a real transport, which keeps none.
+        """
+        raise InputError(f"rank {self.rank}, checkpoint: not over transport {self.transport!r}; use 'netsim'")
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on counting from what `state_dict` returned."""
+        raise InputError(f"rank {self.rank}, checkpoint: not over transport {self.transport!r}; use 'netsim'")
+
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:
         """Count the calls inside as one message of `payload_bytes` in `traffic.payload_bytes`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -69,6 +69,8 @@ class RankState:
     off_clock: bool = False
     num_calls: Counter[Hashable] = field(default_factory=Counter)
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    repeating: bool = False  # what is requested now is in the kernel's past already
+    in_flight: dict[tuple[Key, int], Signature] = field(default_factory=dict)  # posted, not waited for
 
 
 class _SimulatedHandle(Handle[T]):
@@ -85,6 +87,7 @@ class _SimulatedHandle(Handle[T]):
     ) -> None:
         self._comm, self._key, self._ticket, self._member = comm, key, ticket, member
         self._deliver, self._on_clock = deliver, on_clock
+        self._open = (key, member)
         self._result: list[T] = []
 
     def wait(self) -> T:
@@ -94,6 +97,7 @@ class _SimulatedHandle(Handle[T]):
             port = self._comm._port
             self._result.append(self._deliver(port.take(self._ticket, self._member)))
             port.taken(self._ticket)
+            self._comm._state.in_flight.pop(self._open, None)
         return self._result[0]
 
     def is_completed(self) -> bool:
@@ -265,6 +269,7 @@ class SimulatedCommunicator(Communicator):
             self._count(call, member, tensors)
             # Only all members together know the parts of an all_to_all: the kernel asks the exchange.
             self._request(Post(key, member, None if call.op == "all_to_all" else call))
+        self._state.in_flight[key, member] = signature
         return _SimulatedHandle(self, key, ticket, member, deliver, on_clock)
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
@@ -287,6 +292,8 @@ class SimulatedCommunicator(Communicator):
         return number
 
     def _request(self, request: Request) -> None:
+        if self._state.repeating:
+            return
         seconds = self._state.pending_seconds
         if seconds:
             self._state.pending_seconds = 0.0
@@ -333,6 +340,39 @@ class SimulatedCommunicator(Communicator):
             yield
         finally:
             self._state.off_clock = before
+
+    # --- checkpoints ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        self._state.repeating = True
+        try:
+            yield
+        finally:
+            self._state.repeating = False
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._state
+        if state.in_flight:
+            call = next(iter(state.in_flight.values()))
+            raise InputError(
+                f"rank {self.rank}, checkpoint: {call} is still in flight at the end of the step; "
+                "wait for its handle before, or leave checkpoints out"
+            )
+        return {
+            "traffic": asdict(state.traffic),
+            "pending_seconds": state.pending_seconds,
+            "num_calls": dict(state.num_calls),
+            "num_groups": dict(state.num_groups),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        state = self._state
+        for name, value in saved["traffic"].items():
+            setattr(state.traffic, name, value)
+        state.pending_seconds = saved["pending_seconds"]
+        state.num_calls = Counter(saved["num_calls"])
+        state.num_groups = Counter(saved["num_groups"])
 
     def finish(self) -> None:
         """The rank is through; its communicators must not be used any more."""

@@ -21,10 +21,9 @@ from netsim.protocol import Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from netsim.topology import Topology
-
     from netsim.errors import DeadlockError
-    from netsim.kernel import StampedRow
+    from netsim.kernel import Request, StampedRow
+    from netsim.topology import Topology
 
 __all__ = ["Schedules", "Simulation", "World"]
 
@@ -118,6 +117,8 @@ class Simulation:
         on_complete: told of every call whose value is known.
         on_answer: told (rank, value) when the kernel has answered an `Ask`.
         on_row: told of every row that a rank has marked, in order of virtual time.
+        past: what each rank has requested in an earlier part of this run, played before all else; empty for
+            a run from the start.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Simulation:
         on_complete: Callable[[Slot], None],
         on_answer: Callable[[int, float | bool], None],
         on_row: Callable[[StampedRow], None],
+        past: Sequence[Sequence[Request]] = (),
     ) -> None:
         self.world = world
         self.schedules = Schedules(world)
@@ -143,6 +145,8 @@ class Simulation:
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=on_row,
         )
+        for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
+            stream.extend(requests)
         self._let_run, self._on_complete, self._on_answer = let_run, on_complete, on_answer
         self._described: dict[Key, Call] = {}
 

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from netsim.topology import Topology
-
 from exogym_core.communicator.simulation import World
+from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes import run_in_processes
 from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.threads import run_in_threads
 from netsim.errors import InputError, unknown_name
+from netsim.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +61,7 @@ def run_ranks(
     algorithms: Mapping[str, str] | None = None,
     seed: int = 0,
     on_row: Callable[[StampedRow], None] | None = None,
+    journal: Journal | None = None,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
 
@@ -75,6 +76,8 @@ def run_ranks(
         algorithms: op -> algorithm of the simulated collectives, where not the default.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         on_row: told of every marked row while the run goes on, in order of virtual time.
+        journal: its past is played before what ranks request, rows included; its log is there while the run
+            goes on.
 
     Raises:
         MismatchError: ranks disagree about a call.
@@ -107,7 +110,12 @@ def run_ranks(
     if spec.processes is not None:
         carrier = partial(run_in_processes, processes=spec.processes)
     simulation, results, states = carrier(
-        world, body, seed=seed, intra_op_threads=spec.intra_op_threads, on_row=take_row
+        world,
+        body,
+        seed=seed,
+        intra_op_threads=spec.intra_op_threads,
+        on_row=take_row,
+        journal=journal if journal is not None else Journal(),
     )
     kernel = simulation.kernel
     timed = world.topology is not None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.workers.journal import Journal
     from netsim.kernel import StampedRow
 
 __all__ = ["run_in_threads"]
@@ -38,10 +39,14 @@ class _ThreadRun:
         intra_op_threads: int,
         nth_core: int,
         on_row: Callable[[StampedRow], None],
+        journal: Journal,
     ) -> None:
         ranks = range(world.num_ranks)
         self.turns = Turns(ranks, seed, intra_op_threads, nth_core)
-        self.simulation = Simulation(world, self._let_run, self._completed, self._answered, on_row)
+        self.simulation = Simulation(
+            world, self._let_run, self._completed, self._answered, on_row, journal.past
+        )
+        journal.log = self.simulation.kernel.log
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.answers: dict[int, float | bool] = {}
@@ -147,6 +152,7 @@ def run_in_threads(
     intra_op_threads: int,
     nth_core: int,
     on_row: Callable[[StampedRow], None],
+    journal: Journal,
 ) -> tuple[Simulation, list[Any], list[RankState]]:
     """Run `body(comm)` on every rank of `world`.
 
@@ -156,7 +162,7 @@ def run_in_threads(
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
     """
-    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row)
+    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, journal)
     try:
         run.run(body)
     except NetsimError as error:
