@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
@@ -12,8 +13,9 @@ from exogym_core.history import FitResult, Recorder, mean_utilisation
 from exogym_core.loggers import make_loggers
 from exogym_core.program import Program
 from exogym_core.request import FitRequest
+from exogym_core.successors import FIT_ARGUMENTS, unknown_argument, unknown_attribute
 from exogym_core.workers.torchrun import join_run, torchrun_rank
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +47,7 @@ class Trainer:
         start_port: taken for EXO Gym's users; nothing here listens on a port.
         device: where ranks compute; by default cuda, mps or cpu, whichever is there first.
         devices: CUDA devices that ranks take in turn.
+        unknown: refused.
 
     Attributes:
         result: the `FitResult` of the last `fit`, as far as it got; None before.
@@ -58,7 +61,10 @@ class Trainer:
         start_port: int | None = None,
         device: str | torch.device | None = None,
         devices: Sequence[int | str | torch.device] | None = None,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise unknown_argument("Trainer", name, list(signature(Trainer).parameters)[:-1], FIT_ARGUMENTS)
         self.model = model
         self.train_dataset = train_dataset
         self.val_dataset = val_dataset
@@ -66,6 +72,11 @@ class Trainer:
         self.device = device
         self.devices = devices
         self.result: FitResult | None = None
+
+    if not TYPE_CHECKING:  # type checkers tell of every missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(type(self).__name__, name)
 
     def fit(
         self,
@@ -158,7 +169,7 @@ class Trainer:
         for name in ("self", "unknown"):
             del given[name]
         for name in unknown:
-            raise unknown_name("argument of fit", name, given)
+            raise unknown_argument("fit", name, given, FIT_ARGUMENTS)
         for name in ("device", "devices"):
             given[name] = _one_of(name, getattr(self, name), given[name])
         request = FitRequest.check(given)

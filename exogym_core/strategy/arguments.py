@@ -6,7 +6,8 @@ import inspect
 import math
 from typing import Any, TypeVar
 
-from netsim.errors import InputError, unknown_name
+from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_argument
+from netsim.errors import InputError
 
 __all__ = ["accepted_arguments", "fraction", "number", "one_argument", "positive_int", "refuse_unknown"]
 
@@ -32,7 +33,7 @@ def accepted_arguments(cls: type) -> list[str]:
 def refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:
     """Raise UnknownNameError if `unknown` holds anything: an argument is never swallowed."""
     for name in unknown:
-        raise unknown_name(f"argument of {cls.__name__}", name, accepted_arguments(cls))
+        raise unknown_argument(cls.__name__, name, accepted_arguments(cls), STRATEGY_ARGUMENTS)
 
 
 def one_argument(where: str, default: T, /, **given: T | None) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from exogym_core.strategy.arguments import number, one_argument, refuse_unknown
 from exogym_core.strategy.lr_schedule import LRSchedulerLike, build_scheduler, resolve_scheduler
 from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,6 +66,15 @@ class Strategy:
     optim: Optimizer
     rank: int
     num_nodes: int
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Refuse a model as the first argument, whatever the constructor of a subclass would take it for."""
+        if arguments and isinstance(arguments[0], nn.Module):
+            raise InputError(
+                f"{cls.__name__}: the first argument is a model; the Trainer gives it to the strategy, "
+                "leave it out and say the optimizer as optim_spec="
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -99,13 +99,19 @@ def ensure_optim_spec(
 
     Raises:
         UnknownNameError: the name or an option does not exist.
-        InputError: an option is given twice with different values, or a mapping has no `name`.
+        InputError: an option is given twice with different values, a mapping has no `name`, or it is an
+            optimizer that is built already.
 
     >>> ensure_optim_spec({"name": "adam", "lr": 0.01})
     OptimSpec(Adam, lr=0.01)
     """
     if optim is None:
         return (default or OptimSpec(torch.optim.AdamW)).with_options(**kwargs)
+    if isinstance(optim, Optimizer):
+        name = type(optim).__name__
+        raise InputError(
+            f"optimizer {name}(...): is built already; each rank builds its own, pass OptimSpec({name}, lr=...)"
+        )
     if isinstance(optim, Mapping):
         options = dict(optim)
         name = options.pop("name", None)

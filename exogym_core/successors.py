@@ -1,0 +1,100 @@
+"""Names that users of EXO Gym and OpenDiLoCo know and that do not exist here, each with its successor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from netsim.errors import UnknownNameError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["ATTRIBUTES", "FIT_ARGUMENTS", "STRATEGY_ARGUMENTS", "unknown_argument", "unknown_attribute"]
+
+_NETWORK = "workers meet in the simulation, or through torchrun with transport='gloo'; leave it out"
+_PATIENCE = "all workers are waited for; leave it out"
+_OF_THE_TRAINER = "the Trainer gives it to the strategy; leave it out"
+_OF_THE_STRATEGY = "it belongs to the strategy, as in DiLoCoStrategy({})"
+
+#: Arguments of Trainer and fit -> what to write instead.
+FIT_ARGUMENTS: Mapping[str, str] = {
+    "announce_maddrs": _NETWORK,
+    "averaging_timeout": _PATIENCE,
+    "dht": _NETWORK,
+    "epochs": "it is num_epochs=",
+    "eval_interval": "it is val_interval=",
+    "eval_size": "it is val_size=",
+    "fail_rank_drop": _PATIENCE,
+    "force_minibatch_recalculate": "no micro-batch size is kept from run to run; leave it out",
+    "galaxy_size": "it is num_nodes=",
+    "host_maddrs": _NETWORK,
+    "initial_peers": _NETWORK,
+    "lazily_load_dataset": "a dataset is never copied, and files are mapped lazily; leave it out",
+    "local_steps": _OF_THE_STRATEGY.format("H=..."),
+    "log_dir": "logs/<run_name>/ is written where run_name= is given",
+    "lr": _OF_THE_STRATEGY.format("lr=..."),
+    "lr_scheduler": _OF_THE_STRATEGY.format("lr_scheduler=..."),
+    "matchmaking_time": _PATIENCE,
+    "num_steps": "it is max_steps=",
+    "optimizer": _OF_THE_STRATEGY.format("optim_spec=..."),
+    "outer_lr": _OF_THE_STRATEGY.format("outer_lr=..."),
+    "per_device_train_batch_size": "it is minibatch_size=",
+    "port": "nothing listens on a port; leave it out",
+    "precision": "autocast=True is bf16-mixed",
+    "project": "it is wandb_project=",
+    "timeout_waiting_for_peers": _PATIENCE,
+    "total_batch_size": "it is batch_size=, of each worker as in OpenDiLoCo",
+    "total_steps": "it is max_steps=",
+    "wandb_name": "it is run_name=",
+    "wandb_run_name": "it is run_name=",
+    "warmup_steps": _OF_THE_STRATEGY.format(
+        "lr_scheduler='lambda_cosine', lr_scheduler_kwargs={'warmup_steps': ...}"
+    ),
+    "world_rank": _NETWORK,
+    "world_size": "it is num_nodes=",
+}
+
+#: Arguments of strategies -> what to write instead.
+STRATEGY_ARGUMENTS: Mapping[str, str] = {
+    "all_reduce_strategy": _PATIENCE,
+    "async_sparta_delay": "averages are never late here; leave it out",
+    "averaging_timeout": _PATIENCE,
+    "dht": _NETWORK,
+    "galaxy_size": "it is num_nodes= of fit",
+    "matchmaking_time": _PATIENCE,
+    "max_local_steps": "it is max_steps= of fit",
+    "model": _OF_THE_TRAINER,
+    "num_nodes": _OF_THE_TRAINER,
+    "optimizer": "it is optim_spec=, an optimizer's name or class and its options",
+    "rank": _OF_THE_TRAINER,
+    "timeout_waiting_for_peers": _PATIENCE,
+    "topk": "it is compression_topk=",
+    "warmup_steps": "it is lr_scheduler='lambda_cosine', lr_scheduler_kwargs={'warmup_steps': ...}",
+}
+
+#: Methods of trainers -> what to call instead.
+ATTRIBUTES: Mapping[str, str] = {
+    "_build_connection": "ranks are connected by fit; one's own code on ranks: exogym_core.communicator.run_ranks",
+    "launch": "it is fit(...)",
+    "train": "it is fit(...)",
+}
+
+
+def unknown_argument(
+    where: str, name: str, known: Iterable[str], successors: Mapping[str, str]
+) -> UnknownNameError:
+    """The error for an argument that does not exist: its successor, or what is accepted.
+
+    >>> str(unknown_argument("fit", "eval_interval", ["val_interval"], FIT_ARGUMENTS))
+    "unknown argument of fit 'eval_interval': it is val_interval="
+    """
+    if name in successors:
+        return UnknownNameError(f"unknown argument of {where} '{name}': {successors[name]}")
+    return unknown_name(f"argument of {where}", name, known)
+
+
+def unknown_attribute(owner: str, name: str) -> AttributeError:
+    """The error for an attribute that does not exist, with its successor if it has one."""
+    if name in ATTRIBUTES:
+        return AttributeError(f"{owner}.{name} does not exist: {ATTRIBUTES[name]}")
+    return AttributeError(f"'{owner}' object has no attribute '{name}'")
