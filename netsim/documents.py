@@ -320,8 +320,14 @@ def _problems(details: ErrorDetails) -> Iterator[Problem]:
     path = tuple(part for part in details["loc"] if part != "[key]")
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "unknown_keys":
-        for key in context["unknown"]:
-            yield Problem((*path, key), str(unknown_name("key", _printable(key), context["known"])), True)
+        for number, key in enumerate(context["unknown"]):
+            name = _printable(key)  # looking for what was meant takes long among many
+            told = (
+                unknown_name("key", name, context["known"])
+                if number < _MAX_PROBLEMS
+                else f"unknown key '{name}'"
+            )
+            yield Problem((*path, key), str(told), True)
     elif kind == "value_error" and isinstance(context.get("error"), ValueError):
         error = context["error"]
         yield Problem(path, str(error), isinstance(error, UnknownNameError))
@@ -332,7 +338,7 @@ def _problems(details: ErrorDetails) -> Iterator[Problem]:
         yield Problem(path, str(unknown_name("choice", _printable(given), known)), True)
     else:
         got = context.get("actual_length", shown(given))
-        yield Problem(path, f"{_expectation(kind, context, details['msg'])}, got {got}")
+        yield Problem(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
 
 
 _EXPECTED = {
@@ -355,7 +361,7 @@ _BOUNDS = {
 }
 
 
-def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
+def _expectation(kind: str, context: Mapping[str, Any], given: object, message: str) -> str:
     if kind in _EXPECTED:
         return _EXPECTED[kind]
     if kind in _BOUNDS:
@@ -363,7 +369,8 @@ def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
         return f"expected {words} {context[key]}"
     if kind in ("too_short", "too_long"):
         bound = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        return f"expected {bound[0]} {context[bound[1]]} entries"
+        noun = "characters" if isinstance(given, str) else "entries"
+        return f"expected {bound[0]} {context[bound[1]]} {noun}"
     if kind == "literal_error":
         return f"expected {context['expected'].lower()}"
     return message[:1].lower() + message[1:]

@@ -25,7 +25,7 @@ __all__ = ["MAX_ROUTES", "Parts", "likely_names", "read_parts"]
 
 MAX_ROUTES = 250_000  # explicit ones, host to host
 _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
-_MANY_PROBLEMS = 50
+_MANY_PROBLEMS = 20
 
 
 @dataclass(frozen=True)

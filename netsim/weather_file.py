@@ -92,6 +92,7 @@ class _WeatherReader:
 
     def _traces(self) -> tuple[Trace, ...]:
         traces: list[Trace] = []
+        taken: set[tuple[str, int]] = set()
         for position, entry in enumerate(self.file.traces):
             path = ("traces", position)
             links = self._links_of(entry.link, entry.direction, path)
@@ -102,6 +103,7 @@ class _WeatherReader:
                 trace.quantity == other.quantity and set(trace.links) & set(other.links) for other in traces
             ):
                 self.report(path, "a second trace of the same quantity on this link: remove one")
+            taken |= quantities
             traces.append(trace)
         return _ordered(traces)
 
@@ -139,13 +141,15 @@ class _WeatherReader:
 
     def _drift(self) -> tuple[Drift, ...]:
         drifts: list[Drift] = []
+        taken: set[int] = set()
         for position, entry in enumerate(self.file.drift):
             path = ("drift", position)
             links = self._links_of(entry.link, entry.direction, path)
             if links is None:
                 continue
-            if any(set(links) & set(other.links) for other in drifts):
+            if not taken.isdisjoint(links):
                 self.report(path, "a second drift on this link: remove one")
+            taken.update(links)
             levels = None if entry.levels is None else tuple(entry.levels)
             drifts.append(Drift(links, entry.kind, entry.every, entry.sigma, levels, entry.seed))
         return _ordered(drifts)
