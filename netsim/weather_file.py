@@ -99,9 +99,8 @@ class _WeatherReader:
             trace = None if links is None else self._trace(entry, links, path)
             if trace is None:
                 continue
-            if any(
-                trace.quantity == other.quantity and set(trace.links) & set(other.links) for other in traces
-            ):
+            quantities = {(trace.quantity, link) for link in trace.links}
+            if not taken.isdisjoint(quantities):
                 self.report(path, "a second trace of the same quantity on this link: remove one")
             taken |= quantities
             traces.append(trace)
