@@ -289,7 +289,7 @@ def test_a_signal_ends_the_run_in_order(
 ) -> None:
     long_run.send_signal(number)
     _, err = long_run.communicate(timeout=60)
-    assert long_run.returncode == code
+    assert long_run.returncode == code, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("interrupted: what was done is in out, marked incomplete")
     (entry,) = json.loads((tmp_path / "out" / "summary.json").read_text())
