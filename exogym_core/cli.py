@@ -58,6 +58,9 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--topology", metavar="NAME", help="Another network: a shipped name or a file."),
             click.option("--protocol", metavar="NAME", help="Another protocol."),
             click.option(
+                "--scale", metavar="NAME", help="Change the keys that EXPERIMENT lists under scales: NAME."
+            ),
+            click.option(
                 "--set",
                 "overrides",
                 metavar="KEY=VALUE",
@@ -86,12 +89,13 @@ def run(
     experiment: Path,
     topology: str | None,
     protocol: str | None,
+    scale: str | None,
     overrides: tuple[str, ...],
     out: str | None,
     strategy: str | None,
 ) -> None:
     """Train with one strategy of EXPERIMENT."""
-    loaded = _load(experiment, topology, protocol, overrides)
+    loaded = _load(experiment, topology, protocol, overrides, scale)
     if strategy is not None:
         loaded = loaded.only(strategy)
     elif len(loaded.strategies) > 1:
@@ -109,11 +113,12 @@ def compare(
     experiment: Path,
     topology: str | None,
     protocol: str | None,
+    scale: str | None,
     overrides: tuple[str, ...],
     out: str | None,
 ) -> None:
     """Train with every strategy of EXPERIMENT and tell which wins, and why."""
-    _train(_load(experiment, topology, protocol, overrides), out)
+    _train(_load(experiment, topology, protocol, overrides, scale), out)
 
 
 @cli.command()
@@ -160,6 +165,8 @@ def validate(file: Path) -> None:
         from exogym_core.experiment import Experiment
 
         experiment = Experiment.load(file)
+        for scale in experiment.settings.scales:
+            Experiment.load(file, scale=scale)
         experiment.build_model(experiment.build_task())
         names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
         told = f"experiment of {experiment.settings.workers.count} workers with {names}"
@@ -204,14 +211,17 @@ def _stdout() -> Console:
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
-def _load(path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str]) -> Experiment:
+def _load(
+    path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str], scale: str | None
+) -> Experiment:
     from exogym_core.experiment import Experiment
 
     if topology is not None and Path(topology).is_file():
         # A path in the experiment is relative to its file, one on the command line to where we are.
         topology = str(Path(topology).resolve())
     given = {"topology": topology, "protocol": protocol}
-    return Experiment.load(path, list(overrides), {k: v for k, v in given.items() if v is not None})
+    options = {key: value for key, value in given.items() if value is not None}
+    return Experiment.load(path, list(overrides), options, scale)
 
 
 def _train(experiment: Experiment, out: str | None) -> None:

@@ -119,6 +119,8 @@ class Settings(Schema):
         checkpoint: None: no checkpoints.
         seed: of everything random.
         loggers: where metrics go besides the CSV files that are always written.
+        scales: name -> what `--scale` of that name replaces, in the key paths of `--set`. Not part of the
+            resolved form.
     """
 
     name: str | None = None
@@ -141,6 +143,7 @@ class Settings(Schema):
     checkpoint: Checkpoint | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=["csv"])
+    scales: dict[str, dict[str, Any]] = Field(default={})
 
     @field_validator("compute", mode="before")
     @classmethod
@@ -171,7 +174,11 @@ class Experiment:
 
     @classmethod
     def load(
-        cls, path: str | Path, overrides: Sequence[str] = (), options: Mapping[str, str] | None = None
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        scale: str | None = None,
     ) -> Experiment:
         """Read an experiment file.
 
@@ -179,12 +186,13 @@ class Experiment:
             path: the YAML file.
             overrides: `key.path=value`, as in `--set`.
             options: top-level keys replaced by flags of their own, such as `--topology`.
+            scale: which of the file's `scales` to apply, before the overrides.
 
         Raises:
             InputError: whatever is wrong, one line a mistake with file, line and key.
         """
         path = Path(path)
-        document = apply_overrides(load_document(path), overrides, options)
+        document = apply_overrides(load_document(path), overrides, options, scale)
         return cls.from_document(document, folder=path.parent, default_name=path.stem)
 
     @classmethod
@@ -265,7 +273,7 @@ class Experiment:
     def to_mapping(self) -> dict[str, Any]:
         """The resolved form: every key in its order, defaults written out, the topology inlined."""
         settings = self.settings
-        plain = settings.model_dump(mode="python")
+        plain = settings.model_dump(mode="python", exclude={"scales"})
         plain["task"] = settings.task.to_mapping()
         plain["model"] = settings.model.to_mapping() if settings.model else None
         plain["topology"] = self.topology.to_mapping() if self.topology else None

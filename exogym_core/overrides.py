@@ -1,4 +1,7 @@
-"""`--set a.b=c`: single keys of a document replaced, as strictly read as the file itself."""
+"""`--set a.b=c`: single keys of a document replaced, as strictly read as the file itself.
+
+`--scale tiny` replaces the keys that the document lists under `scales: {tiny: ...}`, in the same way.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,14 @@ class _Overridden(Document):
 
 
 def apply_overrides(
-    document: Document, overrides: Sequence[str], options: Mapping[str, str] | None = None
+    document: Document,
+    overrides: Sequence[str],
+    options: Mapping[str, str] | None = None,
+    scale: str | None = None,
 ) -> Document:
     """`document` with keys replaced by `key.path=value` texts, and top-level keys by `options` of that name.
+
+    What the document's `scales` list for `scale` is replaced first.
 
     A path goes through mappings by key and through lists by position or by an entry's name
     (`strategies.DiLoCo.H=20`). What is missing on the way is made; a plain name on the way becomes
@@ -58,6 +66,9 @@ def apply_overrides(
     data = copy.deepcopy(document.data)
     if not isinstance(data, dict):
         return document  # the schema says what is wrong with it
+    lines = dict(document.lines)
+    if scale is not None:
+        _apply_scale(document, data, lines, scale)
     flags: dict[KeyPath, str] = {}
     for text in overrides:
         flag = f"--set {text}"
@@ -69,7 +80,27 @@ def apply_overrides(
     for name, given in (options or {}).items():
         data[name] = given
         flags[(name,)] = f"--{name} {given}"
-    return _Overridden(document.where, data, document.lines, flags)
+    return _Overridden(document.where, data, lines, flags)
+
+
+def _apply_scale(document: Document, data: dict[str, Any], lines: dict[KeyPath, int], scale: str) -> None:
+    """Replace in `data` what `scales` lists for `scale`; `lines` then tell where that was written."""
+    scales = data.get("scales")
+    if not isinstance(scales, dict) or not scales:
+        raise InputError(f"--scale {scale}: {document.where} has no 'scales'; leave --scale out")
+    if scale not in scales:
+        raise document.error(("scales",), unknown_name("scale", scale, scales))
+    if not isinstance(scales[scale], dict):
+        return  # the schema says what is wrong with it
+    for key, value in scales[scale].items():
+        origin = ("scales", scale, key)
+        line = document.line_of(origin)
+        flag = f"{document.where}:{line}: scales.{scale}.{key}"
+        path = _place(data, key.split("."), copy.deepcopy(value), flag)
+        for known in [known for known in lines if known[: len(path)] == path]:
+            del lines[known]
+        written = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
+        lines.update({(*path, *rest): at for rest, at in written.items()})
 
 
 def _read(value: str, flag: str) -> object:

@@ -233,3 +233,50 @@ def test_what_is_no_mapping_is_refused(write: Any, text: str) -> None:
 def test_a_mapping_without_a_file_is_checked_alike() -> None:
     with pytest.raises(InputError, match=r"(?m)^<text>:2: steps: expected a whole number"):
         Experiment.from_document(parse_document("task: digits\nsteps: x"))
+
+
+SCALES = """\
+scales:
+  tiny:
+    steps: 2
+    workers.count: 1
+    strategies.DiLoCo: {name: DiLoCo, H: 1}
+  wrong:
+    strategies.DiLoCo: {name: DiLoCo, h: 1}
+  lost:
+    strategies.Diloco.H: 1
+"""
+
+
+def test_a_scale_replaces_keys_before_overrides_and_leaves_no_trace(write: Any) -> None:
+    path = write(SMALL + SCALES)
+    tiny = Experiment.load(path, scale="tiny")
+    assert (tiny.settings.steps, tiny.settings.workers.count, tiny.strategies[1].options) == (2, 1, {"H": 1})
+    assert Experiment.load(path, ["steps=3"], scale="tiny").settings.steps == 3
+    plain = "\n".join(SMALL.splitlines()).replace("steps: 6", "steps: 2").replace("count: 2", "count: 1")
+    assert tiny.to_yaml() == Experiment.load(write(plain.replace("H: 3", "H: 1"))).to_yaml()
+    assert Experiment.load(write(SMALL + SCALES)).to_yaml() == Experiment.load(write(SMALL)).to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("scale", "line"),
+    [
+        ("wrong", "{path}:15: strategies[1].h: unknown argument of DiLoCoStrategy 'h': "),
+        (
+            "lost",
+            "{path}:17: scales.lost.strategies.Diloco.H: unknown entry 'Diloco': did you mean 'DiLoCo'?",
+        ),
+        ("tinny", "{path}:9: scales: unknown scale 'tinny': did you mean 'tiny'?"),
+    ],
+)
+def test_mistakes_in_scales_are_placed(write: Any, scale: str, line: str) -> None:
+    path = write(SMALL + SCALES)
+    with pytest.raises(UnknownNameError) as caught:
+        Experiment.load(path, scale=scale)
+    assert str(caught.value).startswith(line.format(path=path))
+
+
+def test_a_file_without_scales_says_so(write: Any) -> None:
+    path = write(SMALL)
+    with pytest.raises(InputError, match=f"--scale tiny: {path} has no 'scales'; leave --scale out"):
+        Experiment.load(path, scale="tiny")
