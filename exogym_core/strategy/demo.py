@@ -76,12 +76,19 @@ class _Blocks:
         indices = self.momentum.abs().topk(self.k, dim=1, sorted=False).indices
         return indices, self.momentum.gather(1, indices)
 
-    def mean(self, received: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Each entry's mean over the ranks that sent it, transformed back, in the parameters' shapes."""
+    def mean(self, indices: Tensor, values: Tensor) -> list[Tensor]:
+        """Each entry's mean over the ranks that sent it, transformed back, in the parameters' shapes.
+
+        `indices` and `values` are what all ranks sent: [rank, block, entry].
+        """
         total, count = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
-        for indices, values in received:  # rank by rank, so that the order of additions is fixed on GPUs too
-            total.scatter_add_(1, indices, values)
-            count.scatter_add_(1, indices, torch.ones_like(values))
+        num_ranks = len(indices)
+        # A CPU adds up along a row in order. A GPU does not, and ranks must agree in every bit: rank by rank.
+        num_turns = 1 if indices.device.type == "cpu" else num_ranks
+        in_rows = (part.transpose(0, 1).reshape(self.num_blocks, -1) for part in (indices, values))
+        for places, parts in zip(*(part.chunk(num_turns, dim=1) for part in in_rows), strict=True):
+            total.scatter_add_(1, places, parts)
+            count.scatter_add_(1, places, torch.ones_like(parts))
         blocks = (total / count.clamp(min=1)).view(-1, *self.shape)
         return self._join(self.rows.T @ blocks @ self.columns)
 
@@ -173,9 +180,8 @@ class DeMoStrategy(Strategy):
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
         for blocks in self._blocks:
             blocks.accumulate(self.compression_decay, [self._update(p, rates) for p in blocks.parameters])
-        received = [self._decode(message) for message in self._exchange()]
-        for blocks, parts in zip(self._blocks, zip(*received, strict=True), strict=True):
-            for parameter, mean in zip(blocks.parameters, blocks.mean(parts), strict=True):
+        for blocks, received in zip(self._blocks, self._decode(self._exchange()), strict=True):
+            for parameter, mean in zip(blocks.parameters, blocks.mean(*received), strict=True):
                 parameter.mul_(1 - rates.get(parameter, 0.0) * self.weight_decay)
                 parameter.grad = mean.sign_().to(parameter.dtype)
         self.optim.step()
@@ -196,8 +202,8 @@ class DeMoStrategy(Strategy):
         gradient = parameter.grad if self.scaler is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
         return gradient * (rates.get(parameter, 0.0) * self.sample_weight)
 
-    def _exchange(self) -> list[Tensor]:
-        """Every rank's message; what this rank sent is taken from its momentum."""
+    def _exchange(self) -> Tensor:
+        """Every rank's message, one a row; what this rank sent is taken from its momentum."""
         parts = []
         for blocks in self._blocks:
             indices, values = blocks.largest()
@@ -205,17 +211,17 @@ class DeMoStrategy(Strategy):
             blocks.momentum.scatter_add_(1, indices, -sent.to(blocks.dtype))
             parts += [indices.to(self.index_dtype).view(-1), sent.view(-1)]
         message = torch.cat([part.view(torch.uint8) for part in parts])
-        messages: list[Tensor] = self.comm.all_gather(message) if self.num_nodes > 1 else [message]
-        return messages
+        return torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
 
-    def _decode(self, message: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Indices and values per group of blocks."""
+    def _decode(self, messages: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Indices and values per group of blocks, each [rank, block, entry]."""
         decoded = []
         for blocks in self._blocks:
             sizes = [blocks.num_entries * d.itemsize for d in (self.index_dtype, self.value_dtype)]
-            index_bytes, value_bytes, message = torch.split(message, [*sizes, len(message) - sum(sizes)])
-            indices = read_as(index_bytes, self.index_dtype).long().view(blocks.num_blocks, blocks.k)
-            values = read_as(value_bytes, self.value_dtype).to(blocks.dtype).view_as(indices)
+            index_bytes, value_bytes, messages = messages.tensor_split([sizes[0], sum(sizes)], dim=1)
+            shape = (len(messages), blocks.num_blocks, blocks.k)
+            indices = read_as(index_bytes.reshape(-1), self.index_dtype).long().view(shape)
+            values = read_as(value_bytes.reshape(-1), self.value_dtype).to(blocks.dtype).view(shape)
             decoded.append((indices, values))
         return decoded
 
