@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -55,6 +56,8 @@ class FitResult:
         compute: the compute time as it was settled, in the form of an experiment; None where it is free.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
             there was none. Training goes on after it.
+        checkpoint_folder: where this run's checkpoints are; None where none are made.
+        resumed_step: the step of the checkpoint that it went on from; 0 for a run from the start.
         complete: whether the run came to its end.
     """
 
@@ -78,6 +81,8 @@ class FitResult:
     accuracy: float | None = None
     compute: dict[str, Any] | None = None
     first_non_finite_step: int | None = None
+    checkpoint_folder: Path | None = None
+    resumed_step: int = 0
     complete: bool = False
 
     def to_pandas(self) -> Any:
@@ -114,6 +119,8 @@ class Recorder:
             ranks.append(marked)
             if len(ranks) == self._result.num_nodes:
                 self._finish_step(self._steps.pop(row["step"]))
+        elif "checkpoint" in row:
+            return
         elif "correlation" in row:
             self._result.correlation.append(dict(row))
             self._tell("correlation", dict(row))

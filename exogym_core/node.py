@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.batches import move_batch
+from exogym_core.checkpoint import RankCheckpoints
 from exogym_core.evaluation import Evaluation, FlatState, correlation_of
+from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ class TrainNode:
         durations: virtual seconds of its steps; None where computing is free.
         evaluation: on the first and the last rank, unless `val_interval` is None. The first judges its own
             model, the last the mean of all.
+        checkpoints: where to save this rank's state, and what to go on from.
     """
 
     def __init__(
@@ -131,9 +134,11 @@ class TrainNode:
         settings: LoopSettings,
         durations: StepDurations | None = None,
         evaluation: Evaluation | None = None,
+        checkpoints: RankCheckpoints | None = None,
     ) -> None:
         self.comm, self.model, self.strategy, self.data = comm, model, strategy, data
         self.settings, self.durations, self.evaluation = settings, durations, evaluation
+        self.checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.local_step = 0
         self._judge = comm.world_size - 1
@@ -147,7 +152,11 @@ class TrainNode:
 
     def train(self) -> NodeOutcome:
         """Train to the end and return what this rank has."""
-        self.start()
+        saved = self.checkpoints.load(self.comm.rank)
+        if saved is None:
+            self.start()
+        else:
+            self.resume(saved)
         try:
             while self.local_step < self.settings.max_steps and (step := self.data.next_step()) is not None:
                 self.train_step(step)
@@ -155,6 +164,8 @@ class TrainNode:
                     self.evaluate()
                 if self._is_due(self.settings.correlation_interval):
                     self.correlate()
+                if self.checkpoints.is_due(self.local_step):
+                    self.save()
             return self.finish()
         finally:
             if self._backward_clock is not None:
@@ -162,10 +173,15 @@ class TrainNode:
             self.strategy.close()
 
     def start(self) -> None:
-        """Make all replicas rank 0's, parameters and buffers, and set the strategy up.
+        """Make all replicas rank 0's, parameters and buffers, set the strategy up, and evaluate.
 
         The first copy is off the clock: a run begins when everyone has the model.
         """
+        self._set_up()
+        if self.settings.val_interval is not None:
+            self.evaluate()
+
+    def _set_up(self) -> None:
         if not self.model.training:
             self.model.train()
         if self.comm.world_size > 1:
@@ -174,8 +190,6 @@ class TrainNode:
         if self.strategy.overlaps_backward and self.durations is not None:
             self._backward_clock = _BackwardClock(self.model, self.comm)
         self.strategy.setup(self.model, self.comm, self.settings.max_steps, self.settings.seed)
-        if self.settings.val_interval is not None:
-            self.evaluate()
 
     def _is_due(self, interval: int | None) -> bool:
         return interval is not None and self.local_step % interval == 0
@@ -272,15 +286,19 @@ class TrainNode:
     def _post_average(self) -> None:
         if self.comm.world_size == 1:
             return
+        self._settle_average()  # of the last evaluation: surely long there
         with self.comm.off_clock():
-            for handle in self._handles:  # of the last evaluation: surely long there
-                handle.wait()
             self._handles = self._flat.post_average(self.comm, self._judge)
 
     def _receive_average(self) -> None:
         if self._mean is not self.model:
             with self.comm.off_clock():
                 self._flat_mean.receive(self._handles)
+
+    def _settle_average(self) -> None:
+        with self.comm.off_clock():
+            for handle in self._handles:
+                handle.wait()
 
     def correlate(self) -> None:
         """Compare all replicas, on the last rank."""
@@ -295,9 +313,7 @@ class TrainNode:
             self._post_average()
         elif not self._is_due(self.settings.val_interval):
             self.evaluate()
-        with self.comm.off_clock():
-            for handle in self._handles:
-                handle.wait()
+        self._settle_average()
         average = None
         if self.comm.rank == self._judge:
             self._receive_average()
@@ -321,6 +337,45 @@ class TrainNode:
         self.model.load_state_dict(state["model"])
         self.strategy.load_state_dict(state["strategy"])
         self.data.load_state_dict(state["data"])
+
+    def save(self) -> None:
+        """Save this rank as it is at the end of a step, and mark that: free of virtual time.
+
+        Raises:
+            InputError: the rank has a call in flight, or its state holds what cannot be kept.
+            RecordError: a file cannot be written.
+        """
+        self._settle_average()
+        state = {
+            **self.state_dict(),
+            "buffers": dict(self._passing_buffers()),
+            "communicator": self.comm.state_dict(),
+            "random": RandomStates.of_process().state_dict(),
+        }
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        files = self.checkpoints.save(self.local_step, self.comm.rank, state)
+        self.comm.mark({"step": self.local_step, "checkpoint": files})
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Set up anew and take over what `save` saved; the clock has heard of all that already."""
+        with self.comm.repeating():
+            self._set_up()
+        self.comm.load_state_dict(saved["communicator"])  # first: strategies look at its counters
+        self.load_state_dict(saved)
+        with torch.no_grad():
+            for name, buffer in self._passing_buffers():
+                buffer.copy_(saved["buffers"][name])
+        random = RandomStates.of_process()
+        random.load_state_dict(saved["random"])
+        random.load()
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(saved["cuda"], self.device)
+
+    def _passing_buffers(self) -> list[tuple[str, Tensor]]:
+        """The buffers that the model's own state_dict leaves out."""
+        kept = self.model.state_dict().keys()
+        return [(name, buffer) for name, buffer in self.model.named_buffers() if name not in kept]
 
 
 def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.batches import batch_reader, collate_of, move_batch
+from exogym_core.checkpoint import RankCheckpoints
 from exogym_core.compute import Compute, StepDurations, count_flops, measure_seconds
 from exogym_core.data import EpochOrder, OwnData, SharedData, Source, StreamedData
 from exogym_core.evaluation import Evaluation, kept_rng
@@ -44,6 +45,7 @@ class Program:
     compute: Compute | None = None
     step_flops: float = 0.0
     own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
+    checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
     order: EpochOrder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ class Program:
             settings,
             self._durations(comm.rank),
             self._evaluation(device) if judges else None,
+            self.checkpoints,
         )
 
     def _durations(self, rank: int) -> StepDurations | None:

@@ -47,6 +47,9 @@ class FitRequest:
     val_interval: int
     autocast: bool
     correlation_interval: int | None
+    checkpoint_interval: int | None
+    save_dir: str | Path
+    resume_from: str | Path | None
     dataloader_kwargs: Mapping[str, Any] | None
     seed: int
     run_name: str | None
@@ -67,8 +70,6 @@ class FitRequest:
     def check(cls, given: Mapping[str, Any]) -> FitRequest:
         """From the arguments as the user gave them."""
         values = dict(given)
-        if values.pop("checkpoint_interval", None) is not None:
-            raise InputError("fit: checkpoint_interval is not supported yet; leave it out")
         values["topology"] = _loaded(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         values["compute"] = _compute(values["compute"], values["topology"])
@@ -95,7 +96,8 @@ class FitRequest:
             )
 
     def _check_numbers(self) -> None:
-        for name in ("num_epochs", "max_steps", "minibatch_size", "correlation_interval"):
+        names = ("num_epochs", "max_steps", "minibatch_size", "correlation_interval", "checkpoint_interval")
+        for name in names:
             if getattr(self, name) is not None:
                 setattr(self, name, _whole(name, getattr(self, name), 1))
         for name, least in (("batch_size", 1), ("val_size", 0), ("val_interval", 1), ("seed", 0)):
@@ -124,6 +126,9 @@ class FitRequest:
                     raise InputError(
                         f"fit: transport 'gloo' uses real sockets and no {name}; drop {name} or use 'netsim'"
                     )
+            for name in ("checkpoint_interval", "resume_from"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"fit: {name} needs transport 'netsim'; there is none over 'gloo'")
         elif self.topology is None and self.placement is not None:
             raise InputError("fit: placement needs a topology to place ranks in; pass topology=")
         if self.topology is None and self.compute is not None:

@@ -13,6 +13,7 @@ from exogym_core.history import FitResult, Recorder, mean_utilisation
 from exogym_core.loggers import make_loggers
 from exogym_core.program import Program
 from exogym_core.request import FitRequest
+from exogym_core.resumption import begin_checkpoints, find_resumed
 from exogym_core.successors import FIT_ARGUMENTS, unknown_argument, unknown_attribute
 from exogym_core.workers.torchrun import join_run, torchrun_rank
 from netsim.errors import InputError
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import Dataset
 
+    from exogym_core.checkpoint import CheckpointWriter
     from exogym_core.compute import Compute
     from exogym_core.node import NodeOutcome
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.run import RunResult
     from exogym_core.workers.spec import WorkerSpec
+    from netsim.kernel import StampedRow
     from netsim.topology import Topology
 
 __all__ = ["LocalTrainer", "Trainer"]
@@ -94,7 +97,7 @@ class Trainer:
         autocast: bool = False,
         checkpoint_interval: int | None = None,
         correlation_interval: int | None = None,
-        save_dir: str = "./checkpoints",
+        save_dir: str | Path = "./checkpoints",
         dataloader_kwargs: Mapping[str, Any] | None = None,
         *,
         seed: int = 42,
@@ -109,6 +112,7 @@ class Trainer:
         transport: str = "netsim",
         workers: str | Mapping[str, Any] | WorkerSpec = "auto",
         target_loss: float | None = None,
+        resume_from: str | Path | None = None,
         accuracy: Callable[[nn.Module, Any], float] | None = None,
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
         **unknown: Any,
@@ -133,9 +137,11 @@ class Trainer:
             val_size: samples to evaluate on, the same every time; 0 for no evaluation.
             val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.
             autocast: forward passes in bfloat16.
-            checkpoint_interval: not supported yet.
+            checkpoint_interval: steps between checkpoints of the whole run; they cost no virtual time. Only the
+                newest is kept.
             correlation_interval: steps between comparisons of the replicas.
-            save_dir: where checkpoints would go.
+            save_dir: where checkpoints go, in a new folder called as the run or its strategy;
+                `result.checkpoint_folder` is its path.
             dataloader_kwargs: `collate_fn`, `drop_last`, `num_workers` and the like.
             seed: of data order, of every rank's own random stream, and of virtual jitter.
             run_name: write `logs/<run_name>/` with train.csv, validation.csv and config.json. Nothing is
@@ -151,6 +157,9 @@ class Trainer:
             transport: `netsim`, or `gloo` for real processes and sockets (torchrun's, where it has started us).
             workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
             target_loss: `virtual_seconds_to_target` tells when the mean model first reached it.
+            resume_from: a folder of checkpoints; goes on from its newest, or from the start where there is none
+                yet, to the same bits as without an interruption; new checkpoints go there too. All other
+                arguments must be those of the interrupted run, but for its length and `workers`.
             accuracy: `f(model, batch) -> fraction right`, for the mean model.
             on_event: called with every finished row, with its `kind`, while the run goes on.
             unknown: refused.
@@ -158,6 +167,7 @@ class Trainer:
         Raises:
             InputError: an argument is wrong; the line says which and what to do.
             RankError: a rank failed.
+            RecordError: a checkpoint cannot be written, or is damaged.
             MismatchError: ranks disagreed about a call.
             DeadlockError: ranks wait for each other.
             KeyboardInterrupt: on Ctrl-C; `result` holds what was done.
@@ -199,8 +209,12 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
 
 def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     """Run all ranks, fill `result`, and return the mean model's state."""
-    request = program.request
+    resumed = find_resumed(program)
     program.prepare()
+    request = program.request
+    checkpoints = begin_checkpoints(program, resumed)
+    result.checkpoint_folder = program.checkpoints.folder
+    result.resumed_step = resumed.step if resumed is not None else 0
     result.compute = program.compute.to_mapping() if program.compute is not None else None
     started_rank = torchrun_rank() if request.transport == "gloo" else None
     loggers = make_loggers(request, program.model) if not started_rank else []
@@ -211,8 +225,9 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
     program.request = replace(request, on_event=None)
     try:
-        run = _run_ranks(program, recorder, started_rank is not None)
+        run = _run_ranks(program, recorder, checkpoints, started_rank is not None)
     finally:
+        checkpoints.close()
         for logger in loggers:
             logger.close()
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
@@ -222,8 +237,15 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     return _conclude(run.results, result)
 
 
-def _run_ranks(program: Program, recorder: Recorder, joins: bool) -> RunResult[NodeOutcome]:
+def _run_ranks(
+    program: Program, recorder: Recorder, checkpoints: CheckpointWriter, joins: bool
+) -> RunResult[NodeOutcome]:
     request = program.request
+
+    def take(row: StampedRow) -> None:
+        recorder.add(row)
+        checkpoints.add(row)
+
     if joins:
         run = join_run(program, request.seed)
     else:
@@ -236,7 +258,8 @@ def _run_ranks(program: Program, recorder: Recorder, joins: bool) -> RunResult[N
             placement=request.placement,
             protocol=request.protocol,
             seed=request.seed,
-            on_row=recorder.add if request.transport == "netsim" else None,
+            on_row=take if request.transport == "netsim" else None,
+            journal=checkpoints.journal,
         )
     if request.transport == "gloo":
         for row in run.rows:

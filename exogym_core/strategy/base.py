@@ -170,6 +170,7 @@ class Strategy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, after `setup` with the same options."""
         self.local_step = state["local_step"]
+        self._payload_bytes_before = self.comm.traffic.payload_bytes
         self.optim.load_state_dict(state["optim"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
