@@ -1,0 +1,214 @@
+"""Law 9 on whole runs, and what must not matter to them: names, host time, hash seeds, the network, neighbours."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.communicator import run_ranks
+from exogym_core.strategy import build_strategy
+from netsim.clock import Clock
+from netsim.collectives import play, schedule
+from netsim.network import Network
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator, RunResult
+
+
+def topology(rate: float = 100.0, names: tuple[str, ...] = ("h0", "h1", "h2", "h3")) -> dict[str, Any]:
+    """Four hosts of unequal rates and latencies around a switch; `rate` is the WAN's, in Mbit/s."""
+    hosts = dict(zip(names, (1.0, 0.5, 2.0, 0.25), strict=True))
+    links = [
+        {"between": [name, "switch"], "bandwidth": f"{rate * share} Mbit/s", "latency": f"{number + 3} ms"}
+        for number, (name, share) in enumerate(hosts.items())
+    ]
+    return {
+        "name": "star",
+        "source": "made for this test",
+        "hosts": {name: {} for name in hosts},
+        "routers": ["switch"],
+        "links": links,
+    }
+
+
+def exchange(
+    comm: Communicator, num_elements: int, ops: list[str], dawdle: random.Random | None = None
+) -> Any:
+    """A few collectives after unequal computing; `dawdle` spends host time, which must not matter."""
+    tensor = torch.ones(num_elements)
+    for op in ops:
+        comm.advance(0.001 * (comm.rank + 1))
+        if dawdle is not None:
+            sum(range(dawdle.randrange(20_000)))
+        if op == "barrier":
+            comm.barrier()
+        elif op == "messages":
+            handle = comm.isend(tensor, (comm.rank + 1) % comm.world_size)
+            comm.recv(tensor.clone(), (comm.rank - 1) % comm.world_size)
+            handle.wait()
+        else:
+            getattr(comm, op)(tensor)
+    return comm.rank
+
+
+programs = st.lists(
+    st.sampled_from(["all_reduce", "broadcast", "all_gather", "all_to_all", "messages", "barrier", "reduce"]),
+    min_size=1,
+    max_size=5,
+)
+protocols = st.sampled_from(["ideal", "linux-tcp", "gloo"])
+
+
+def times(result: RunResult[Any]) -> list[float]:
+    assert result.rank_virtual_seconds is not None
+    return [*result.rank_virtual_seconds, *result.exposed_seconds]
+
+
+@given(programs, st.sampled_from([2, 4, 8]))
+@settings(max_examples=15)
+def test_twice_the_bytes_at_twice_the_rate_take_the_same_time(ops: list[str], factor: int) -> None:
+    once = run_ranks(lambda comm: exchange(comm, 1024, ops), 4, topology())
+    more = run_ranks(lambda comm: exchange(comm, 1024 * factor, ops), 4, topology(100.0 * factor))
+    assert times(once) == times(more)
+
+
+@given(programs, protocols, st.permutations(["z", "a10", "a9", "m"]))
+@settings(max_examples=15)
+def test_names_of_hosts_do_not_matter_where_ranks_are_placed(
+    ops: list[str], protocol: str, names: list[str]
+) -> None:
+    plain = ("h0", "h1", "h2", "h3")
+
+    def run(hosts: tuple[str, ...]) -> list[float]:
+        return times(
+            run_ranks(
+                lambda comm: exchange(comm, 5000, ops),
+                4,
+                topology(100.0, hosts),
+                placement=hosts,
+                protocol=protocol,
+            )
+        )
+
+    assert run(plain) == run(tuple(names))
+
+
+@given(programs, protocols, st.integers(0, 1000))
+@settings(max_examples=10)
+def test_real_speed_does_not_matter(ops: list[str], protocol: str, seed: int) -> None:
+    def run(workers: Any, dawdle: bool) -> list[float]:
+        def body(comm: Communicator) -> Any:
+            return exchange(comm, 2000, ops, random.Random(seed * 10 + comm.rank) if dawdle else None)
+
+        return times(run_ranks(body, 4, topology(), workers=workers, protocol=protocol))
+
+    expected = run("threads", False)
+    assert run("threads", True) == expected
+    assert run({"kind": "processes", "processes": 2}, True) == expected
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        return nn.functional.mse_loss(self.layer(inputs).squeeze(-1), targets)
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "SPARTA", "DeMo"])
+def test_the_network_changes_no_loss(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 6, generator=generator)
+    data = TensorDataset(inputs, inputs.sum(dim=1))
+    losses = []
+    for rate in (1.0, 1000.0):
+        trainer = Trainer(Line(), data, data)
+        trainer.model.load_state_dict({"layer.weight": torch.ones(1, 6) / 7, "layer.bias": torch.zeros(1)})
+        trainer.fit(
+            strategy=build_strategy(name, **({"H": 3} if name == "DiLoCo" else {})),
+            num_nodes=4,
+            max_steps=6,
+            batch_size=4,
+            topology=topology(rate),
+            compute=0.01,
+        )
+        assert trainer.result is not None
+        losses.append([row["train_loss"] for row in trainer.result.history])
+    assert losses[0] == losses[1]
+
+
+def test_the_hash_seed_does_not_matter() -> None:
+    code = (
+        "import torch; from exogym_core.communicator import run_ranks; "
+        "done = run_ranks(lambda c: [c.all_gather_object({'a', 'b', c.rank}) and c.now(), float(torch.rand(()))], "
+        "3, 'wan-4-regions', protocol='linux-tcp'); print(done.results, done.traffic)"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+
+
+def test_two_simulations_in_one_process_do_not_see_each_other() -> None:
+    loaded = Topology.from_mapping(topology())
+
+    def start(op: str, ends: list[tuple[float, int]]) -> Clock:
+        clock = Clock()
+        network = Network(clock, loaded, "linux-tcp")
+        collective = play(
+            network,
+            schedule(op, 4, num_bytes=200_000, element_bytes=4),
+            (0, 1, 2, 3),
+            on_done=lambda member: ends.append((clock.now, member)),
+        )
+        for member in range(4):
+            clock.at(0.01 * member).callbacks.append(  # type: ignore[union-attr]
+                lambda event, member=member: collective.arrive(member)
+            )
+        return clock
+
+    alone: list[list[tuple[float, int]]] = [[], []]
+    for op, ends in zip(("all_reduce", "all_to_all"), alone, strict=True):
+        start(op, ends).run()
+    together: list[list[tuple[float, int]]] = [[], []]
+    clocks = [start(op, ends) for op, ends in zip(("all_reduce", "all_to_all"), together, strict=True)]
+    while any(clock.peek() != float("inf") for clock in clocks):
+        for clock in clocks:
+            if clock.peek() != float("inf"):
+                clock.step()
+    assert together == alone
+    assert all(len(ends) == 4 for ends in alone)
+
+
+def test_a_different_order_of_keys_is_the_same_topology() -> None:
+    plain = topology()
+    turned = {key: copy.deepcopy(plain[key]) for key in reversed(plain)}
+    turned["links"].reverse()
+    turned["hosts"] = dict(reversed(turned["hosts"].items()))
+
+    def body(comm: Communicator) -> Any:
+        return exchange(comm, 3000, ["all_reduce", "all_to_all"])
+
+    assert times(run_ranks(body, 4, plain)) == times(run_ranks(body, 4, turned))
