@@ -1,4 +1,4 @@
-"""`netgym`: run, compare, report, list, validate."""
+"""`netgym`: run, compare, report, sample, list, validate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from exogym_core.names import visible
+from exogym_core.names import visible, visible_text
 from netsim.errors import InputError, NetsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -129,6 +129,24 @@ def report(run_folder: Path) -> None:
     from exogym_core.record import RunFolder
 
     _report(RunFolder.open(run_folder))
+
+
+@cli.command()
+@click.argument("model_or_run", metavar="MODEL_OR_RUN", type=click.Path(path_type=Path))
+@click.option("--strategy", metavar="NAME", help="Whose model [the only one].")
+@click.option("--prompt", required=True, help="What to go on from: text, or token numbers.")
+@click.option("--tokens", default=200, show_default=True, help="How many to draw.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
+@click.option("--seed", type=int, help="Of the draws [another text each time].")
+@_debug
+def sample(
+    model_or_run: Path, strategy: str | None, prompt: str, tokens: int, temperature: float, seed: int | None
+) -> None:
+    """Let the language model of a run write on from a prompt."""
+    from exogym_core.sampling import Sampler
+
+    sampler = Sampler.of_run(model_or_run, strategy)
+    click.echo(visible_text(sampler.text(prompt, tokens, temperature, seed)))
 
 
 @cli.command("list")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["file_name", "unique_labels", "visible"]
+__all__ = ["file_name", "unique_labels", "visible", "visible_text"]
 
 _MAX_LENGTH = 80
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
@@ -60,3 +60,13 @@ def visible(text: object, max_length: int = 200) -> str:
         part if part.isprintable() else part.encode("unicode_escape").decode() for part in str(text)
     )
     return plain if len(plain) <= max_length else f"{plain[: max_length - 3]}..."
+
+
+def visible_text(text: str) -> str:
+    """`text` with its lines and tabs, every other control character written out.
+
+    >>> visible_text("a\\n\\tb\\x1b[31m")
+    'a\\n\\tb\\\\x1b[31m'
+    """
+    parts = (part if part.isprintable() or part in "\n\t" else visible(part) for part in text)
+    return "".join(parts)

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from exogym_core import tasks
+from exogym_core.sampling import draw_tokens
 from exogym_core.tasks import MLP, MODELS, TASKS, Task, build_model, build_task
 from netsim.errors import InputError, UnknownNameError
 
@@ -91,7 +92,7 @@ def test_gpt_learns_and_samples():
         optimizer.zero_grad()
         model((tokens[:, :-1], tokens[:, 1:])).backward()
         optimizer.step()
-    continued = model.sample(torch.tensor([[0, 1]]), num_tokens=6, temperature=0.0)
+    continued = draw_tokens(model, torch.tensor([[0, 1]]), num_tokens=6, temperature=0.0)
     assert continued[0].tolist() == [index % 5 for index in range(8)]
 
 

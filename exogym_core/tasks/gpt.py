@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -144,15 +143,3 @@ class GPT(nn.Module):
         """The mean cross-entropy of the targets in nats a token."""
         tokens, targets = batch
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
-
-    @torch.no_grad()
-    def sample(self, tokens: Tensor, num_tokens: int, temperature: float = 1.0) -> Tensor:
-        """`tokens` (samples, length) and `num_tokens` drawn after them; temperature 0 takes the likeliest."""
-        for _ in range(num_tokens):
-            logits = self.logits(tokens[:, -self.block_size :])[:, -1]
-            if temperature == 0:
-                chosen = logits.argmax(dim=-1, keepdim=True)
-            else:
-                chosen = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1)
-            tokens = torch.cat([tokens, chosen], dim=1)
-        return tokens
