@@ -14,7 +14,8 @@ from exogym_core.strategy.optim import ensure_optim_spec
 from exogym_core.strategy.parts.codecs import codec_named
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.outer import OuterStep
-from netsim.errors import InputError, unknown_name
+from exogym_core.successors import unknown_argument
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DiLoCoOptimizer"]
 
-_DROPPED = {
+#: Arguments of OpenDiLoCo's optimizer that are gone -> what to do instead.
+_SUCCESSORS = {
     "all_reduce_strategy": "all ranks are waited for; leave it out",
     "averager_opts": "the communicator carries the averages; leave it out",
     "dht": "workers meet through communicator=, for example GlooCommunicator.from_environment() under torchrun",
@@ -61,9 +63,8 @@ class DiLoCoOptimizer(Optimizer):
         skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
 
     Raises:
-        UnknownNameError: an argument that does not exist.
-        InputError: an argument of OpenDiLoCo's that has no meaning here, with its successor; or torchrun
-            has started several processes and no communicator is given.
+        UnknownNameError: an argument that does not exist; for one of OpenDiLoCo's, what to do instead.
+        InputError: torchrun has started several processes and no communicator is given.
 
     Attributes:
         inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
@@ -102,9 +103,7 @@ class DiLoCoOptimizer(Optimizer):
     ) -> None:
         where = type(self).__name__
         for name in unknown:
-            if name in _DROPPED:
-                raise InputError(f"{where}: {name} has no meaning here: {_DROPPED[name]}")
-            raise unknown_name(f"argument of {where}", name, accepted_arguments(DiLoCoOptimizer))
+            raise unknown_argument(where, name, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
         if communicator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(
                 f"{where}: torchrun has started {os.environ['WORLD_SIZE']} processes, but communicator is "
