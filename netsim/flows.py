@@ -25,13 +25,14 @@ from rich.progress import Progress
 
 from netsim.capacity import can_compile
 from netsim.clock import Clock
-from netsim.errors import InputError, unknown_name
+from netsim.errors import DeadlockError, InputError, NetsimError, unknown_name
+from netsim.faults import Faults
 from netsim.network import Network
 from netsim.protocol import Protocol
 from netsim.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     import simpy
 
@@ -44,6 +45,7 @@ _FINISH = "finish_s"
 # From so many transfers on the compiled loop saves more than loading it costs.
 _WORTH_COMPILING = 5_000
 _PATIENCE_SECONDS = 2.0
+_MOST_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,9 @@ def play_flows(
     *,
     on_delivered: Callable[[], None] | None = None,
 ) -> FloatArray:
-    """The instants in seconds at which transfers are delivered, in their order.
+    """The instants in seconds at which transfers are delivered, in their order; infinity for those that are not.
+
+    The topology's weather applies. A transfer that is in flight from or to a host that crashes is lost.
 
     A transfer takes a connection between its hosts that is idle, or a new one: transfers between the same
         hosts that
@@ -173,6 +177,8 @@ def play_flows(
         protocol: as `Protocol.parse` takes it; None: what the topology's file says.
         on_delivered: called whenever one is delivered, to show progress.
 
+    Raises DeadlockError where transfers wait for a link or host that is never to come back.
+
     >>> topology = Topology.from_mapping(
     ...     {"hosts": {"a": {}, "b": {}}, "links": [
     ...         {"between": ["a", "b"], "bandwidth": "80 Mbit/s", "latency": "10 ms"}]})
@@ -181,7 +187,8 @@ def play_flows(
     """
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
     listed = [_as_flow(flow, topology) for flow in flows]
-    if parsed == Protocol.parse("ideal") and len(listed) >= _WORTH_COMPILING and can_compile():
+    is_plain = parsed == Protocol.parse("ideal") and not topology.weather
+    if is_plain and len(listed) >= _WORTH_COMPILING and can_compile():
         return _play_compiled(topology, listed)
     return _play_on_network(topology, listed, parsed, on_delivered)
 
@@ -223,15 +230,21 @@ def _play_on_network(
 ) -> FloatArray:
     clock = Clock()
     network = Network(clock, topology, protocol)
+    faults = Faults(network)
     finish = np.full(len(flows), math.inf)
+    under_way = set(range(len(flows)))
     idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
     opened: defaultdict[tuple[int, int], int] = defaultdict(int)
 
     def deliver(number: int, hosts: tuple[int, int], connection: int) -> None:
         finish[number] = clock.now
-        heappush(idle[hosts], connection)
+        end(number, hosts, connection)
         if on_delivered is not None:
             on_delivered()
+
+    def end(number: int, hosts: tuple[int, int], connection: int) -> None:
+        under_way.discard(number)
+        heappush(idle[hosts], connection)
 
     def start() -> Generator[simpy.Event, None, None]:
         for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
@@ -244,12 +257,35 @@ def _play_on_network(
             else:
                 connection = opened[hosts]
                 opened[hosts] += 1
-            delivered = partial(deliver, number, hosts, connection)
-            network.send(flow.src, flow.dst, flow.num_bytes, delivered, connection=connection)
+            network.send(
+                flow.src,
+                flow.dst,
+                flow.num_bytes,
+                partial(deliver, number, hosts, connection),
+                connection=connection,
+                on_dropped=partial(end, number, hosts, connection),
+            )
 
+    def give_up(reason: str) -> None:
+        raise DeadlockError(f"{reason}, and {_told(topology, flows, under_way)}: let an event bring it back")
+
+    faults.on_stuck = give_up
     clock.process(start())
-    clock.run()
+    faults.run_until(lambda: not under_way)
     return finish
+
+
+def _told(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:
+    """Which transfers wait, by their position from 1, hosts and bytes."""
+    names = [host.name for host in topology.hosts]
+    waiting = sorted(numbers)
+    told = [
+        f"transfer {number + 1} ({names[flow.src]} to {names[flow.dst]}, {flow.num_bytes:.0f} bytes)"
+        for number in waiting[:_MOST_TOLD]
+        for flow in [flows[number]]
+    ]
+    more = f" and {len(waiting) - len(told)} more" if len(waiting) > len(told) else ""
+    return f"{', '.join(told)}{more} can never arrive"
 
 
 class _PatientProgress:
@@ -292,7 +328,7 @@ def command(topology: str, flows: Path, protocol: str | None, out: Path | None) 
     """
     try:
         _run(topology, flows, protocol, out)
-    except InputError as error:
+    except NetsimError as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from netsim.clock import Clock, on_grid
 from netsim.errors import DeadlockError
@@ -120,6 +120,8 @@ class StampedRow(NamedTuple):
     row: Mapping[str, Any]
 
 
+_MOST_TOLD = 8  # ranks in one line
+
 Enter = Callable[[int], None]
 Play = Callable[[Call, Hashable, Callable[[int], None]], Enter]
 
@@ -162,6 +164,7 @@ class Kernel:
         clock: shared with the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_row: told of every marked row as it is stamped, in order of virtual time.
+        blame: tells what keeps the network from ever going on.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -181,6 +184,7 @@ class Kernel:
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
         on_row: Callable[[StampedRow], None],
+        blame: Callable[[], str] = lambda: "the network has nothing more to do",
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -194,6 +198,7 @@ class Kernel:
         self._play = play
         self._width = collectives_in_flight
         self._on_row = on_row
+        self._blame = blame
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, int]]] = {}
@@ -212,12 +217,21 @@ class Kernel:
             self.clock.process(self._rank(rank))
         while self._num_running:
             if math.isinf(self.clock.peek()):
-                waits = "; ".join(f"rank {rank} in {call.op}" for rank, call in sorted(self._asleep.items()))
-                raise DeadlockError(f"the network will never finish what ranks wait for: {waits}")
+                self.give_up(self._blame())
             self.clock.step()
             # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
             if self._failure is not None:
                 raise self._failure
+
+    def give_up(self, reason: str) -> NoReturn:
+        """End the run, as ranks wait for what the network will never finish.
+
+        Raises DeadlockError, which tells the reason and who waits.
+        """
+        asleep = sorted(self._asleep.items())
+        told = ", ".join(f"rank {rank} in {call.op}" for rank, call in asleep[:_MOST_TOLD])
+        more = f" and {len(asleep) - _MOST_TOLD} more" if len(asleep) > _MOST_TOLD else ""
+        raise DeadlockError(f"{reason}, and {told}{more} wait for the network: let an event bring it back")
 
     def _read(self, rank: int) -> Request:
         """The rank's next request, blocking in host time until it is there."""

@@ -14,6 +14,7 @@ import numpy as np
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from netsim.clock import Clock
 from netsim.collectives import Schedule, default_algorithm, play, schedule
+from netsim.faults import Faults
 from netsim.kernel import Call, Enter, Kernel, Key, Post, instant_play
 from netsim.network import Network
 from netsim.protocol import Protocol
@@ -135,6 +136,7 @@ class Simulation:
         self.exchange = Exchange(world.num_ranks, self._completed)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
+        faults = Faults(self.network) if self.network is not None else None
         self.kernel = Kernel(
             world.num_ranks,
             self._refill,
@@ -144,7 +146,10 @@ class Simulation:
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=on_row,
+            **({} if faults is None else {"blame": faults.blame}),
         )
+        if faults is not None:
+            faults.on_stuck = self.kernel.give_up
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
             stream.extend(requests)
         self._let_run, self._on_complete, self._on_answer = let_run, on_complete, on_answer

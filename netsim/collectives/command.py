@@ -12,7 +12,7 @@ from rich.table import Table
 from netsim.collectives.algorithms import OPERATIONS, algorithm_names, default_algorithm, schedule
 from netsim.collectives.bound import lower_bound_seconds
 from netsim.collectives.timing import Timing, time_collective
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 from netsim.protocol import Protocol
 from netsim.topology import Topology
 from netsim.units import format_bits_per_second, format_bytes, format_seconds, parse_bytes, parse_seconds
@@ -60,9 +60,9 @@ def command(
         pause_seconds = parse_seconds(pause)
         hosts = _hosts(net, ranks, op)
         made = _schedule(net, chosen, op, hosts, size, algorithm, root)
-    except InputError as error:
+        timing = time_collective(net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds)
+    except NetsimError as error:
         raise click.ClickException(str(error)) from None
-    timing = time_collective(net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds)
     bound = lower_bound_seconds(made, hosts, net)
     if as_json:
         click.echo(json.dumps(_as_mapping(net, made, chosen, timing, bound)))

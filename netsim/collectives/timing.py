@@ -9,10 +9,11 @@ import numpy as np
 
 from netsim.clock import Clock
 from netsim.collectives.play import play
+from netsim.faults import Faults
 from netsim.network import Network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from netsim.collectives.schedules import Schedule
     from netsim.protocol import Protocol
@@ -45,9 +46,13 @@ def time_collective(
     repeat: int = 1,
     pause_seconds: float = 0.0,
 ) -> Timing:
-    """Play a collective some times over; connections keep their state from one repetition to the next."""
+    """Play a collective some times over; connections keep their state from one repetition to the next.
+
+    The topology's weather applies. Raises DeadlockError where it can never end.
+    """
     clock = Clock()
     network = Network(clock, topology, protocol)
+    faults = Faults(network)
     seconds: list[float] = []
     ends: list[float] = []
     before = network.link_bytes
@@ -56,17 +61,27 @@ def time_collective(
             clock.run(until=clock.now + pause_seconds)
         start, before = clock.now, network.link_bytes
         ends = [np.inf] * made.num_ranks
-        one = play(network, made, hosts, on_done=_note(ends, clock))
+        waiting = _Waiting(ends, clock)
+        one = play(network, made, hosts, on_done=waiting.note)
         for member in range(made.num_ranks):
             one.arrive(member)
-        clock.run()
+        faults.run_until(waiting.is_empty)
         ends = [end - start for end in ends]
         seconds.append(max(ends))
     return Timing(seconds, ends, (network.link_bytes - before).tolist())
 
 
-def _note(ends: list[float], clock: Clock) -> Callable[[int], None]:
-    def note(member: int) -> None:
-        ends[member] = clock.now
+class _Waiting:
+    """Notes when each member is through."""
 
-    return note
+    def __init__(self, ends: list[float], clock: Clock) -> None:
+        self._ends = ends
+        self._clock = clock
+        self._num_left = len(ends)
+
+    def note(self, member: int) -> None:
+        self._ends[member] = self._clock.now
+        self._num_left -= 1
+
+    def is_empty(self) -> bool:
+        return not self._num_left

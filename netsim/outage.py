@@ -1,0 +1,119 @@
+"""Transfers that a crash ends or a dead link holds up. Knows the inside of `Network`, so that others need not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from netsim.channel import Channel
+    from netsim.network import Network
+
+__all__ = ["Waiting", "can_go_on", "dead_links", "drop_transfers", "is_in_flight", "transfers_waiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A transfer that no byte of can move.
+
+    Attributes:
+        source, target: its hosts.
+        links: the dead links it would have to cross.
+    """
+
+    source: int
+    target: int
+    links: tuple[int, ...]
+
+
+def dead_links(network: Network) -> frozenset[int]:
+    """The links that carry nothing at present."""
+    return frozenset(network._capacity.dead)
+
+
+def is_in_flight(network: Network, transfer: int) -> bool:
+    """Whether a transfer is under way."""
+    return transfer in network._slots
+
+
+def drop_transfers(network: Network, host: int) -> None:
+    """End all transfers in flight from and to a host, and forget the state of its connections.
+
+    Those whose sender does not want to hear of it are sent once more, in the same order.
+    """
+    victims = [
+        (number, channel)
+        for number, slot in network._slots.items()
+        if host in ((channel := network._of_slot[slot]).path.source, channel.path.target)
+    ]
+    resend: list[Callable[[], int]] = []
+    for number, channel in victims:
+        on_delivered, on_sent, on_dropped = network._callbacks[number]
+        slot = network._slots[number]
+        size = float(network._transfers.size[slot])
+        order = int(network._transfers.order[slot])
+        network.abort(number)
+        if on_dropped is not None:
+            network._sent.append((order, on_dropped))
+            continue
+        resend.append(
+            partial(
+                network.send,
+                channel.path.source,
+                channel.path.target,
+                size,
+                on_delivered,
+                connection=_connection(network, channel),
+                on_sent=on_sent,
+                most_bytes_per_second=channel.most_bytes_per_second,
+            )
+        )
+    for key, channel in list(network._channels.items()):
+        if host in (channel.path.source, channel.path.target):
+            del network._channels[key]
+    for send in resend:
+        send()
+
+
+def can_go_on(network: Network, ignored: Callable[[Hashable], bool]) -> bool:
+    """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
+    if network._sent:
+        return True
+    return any(not _is_stuck(network, slot, channel) for slot, channel in _first(network, ignored))
+
+
+def transfers_waiting(network: Network, ignored: Callable[[Hashable], bool]) -> list[Waiting]:
+    """The transfers that dead links keep from moving, those of connections that are `ignored` aside."""
+    dead = network._capacity.dead
+    found = []
+    for slot, channel in _first(network, ignored):
+        if _is_stuck(network, slot, channel):
+            path = channel.path
+            crossed = path.links + path.back if network.protocol.ack_share else path.links
+            links = tuple(link for link in crossed if link in dead)
+            found.append(Waiting(path.source, path.target, links))
+    return found
+
+
+def _first(network: Network, ignored: Callable[[Hashable], bool]) -> Iterator[tuple[int, Channel]]:
+    """The transfer under way of each connection."""
+    for channel in network._channels.values():
+        if channel.queue and not ignored(_connection(network, channel)):
+            yield channel.queue[0], channel
+
+
+def _is_stuck(network: Network, slot: int, channel: Channel) -> bool:
+    if slot in network._transfers.held:
+        return True
+    return slot in network._neighbours and network._is_cut(channel.path)
+
+
+def _connection(network: Network, channel: Channel) -> Hashable:
+    """What its sender calls a connection."""
+    name: Hashable = channel.key[1]  # type: ignore[index]
+    if network.protocol.connections == "per-transfer":
+        return name[0]  # type: ignore[index,no-any-return]
+    return name
