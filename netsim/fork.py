@@ -65,7 +65,7 @@ _MOVES = (
     "_of_slot",
     "_callbacks",
     "_slots",
-    "_next_number",
+    "_next_order",
     "_paths",
 )
 
@@ -79,6 +79,7 @@ def fork(network: Network, env: simpy.Environment, shift_seconds: float = 0.0) -
     copied._paths = _copied_paths(network._paths)
     copied._capacity = network._capacity
     copied._next_number = network._next_number
+    copied._next_order = network._next_order
     for key, channel in network._channels.items():
         if channel.window is not None:
             own = copied._paths.paths[channel.path.index]
@@ -95,18 +96,16 @@ def _copied_paths(paths: PathTable) -> PathTable:
     return copied
 
 
-def show(network: Network, num_messages: int) -> Network:
-    """A copy on the same clock that only those see who observe the original; ids of its messages are set aside."""
+def show(network: Network) -> Network:
+    """A copy on the same clock that only those see who observe the original."""
     shown = fork(network, network.env)
     shown._observers = network._observers
-    network._next_number += num_messages
     return shown
 
 
-def end_show(network: Network, shown: Network, num_messages: int) -> None:
-    """Nobody looks at the copy any more: the original goes through all of it again, with the same ids."""
+def end_show(shown: Network) -> None:
+    """Nobody looks at the copy any more."""
     shown._observers = []
-    network._next_number -= num_messages
 
 
 @contextmanager

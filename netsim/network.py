@@ -55,7 +55,8 @@ class Network:
     Attributes:
         before_change: called before anything starts, ends by force or changes; who sets it has the network
             to itself.
-        version: grows whenever a capacity or a latency changes.
+        version: grows whenever a capacity, a latency or a loss changes.
+        dropped_bytes: payload of transfers that were ended by force, as far as it had not come through.
         stage: what collectives keep with this network.
     """
 
@@ -76,11 +77,13 @@ class Network:
         self._callbacks: dict[int, _Callbacks] = {}
         self._slots: dict[int, int] = {}
         self._next_number = 0
+        self._next_order = 0
         self._turn: simpy.Event | None = None
         self._turn_at = math.inf
         self._observers: list[Observer] = []
         self.before_change: Callable[[], None] | None = None
         self.version = 0
+        self.dropped_bytes = 0.0
         self.stage: Any = None
         self._sent: list[tuple[int, Callable[[], None]]] = []  # to be told at the end of this instant
         self._capacity = Capacity(topology.bits_per_second, self.protocol)
@@ -103,7 +106,7 @@ class Network:
         """Start a transfer now.
 
         Messages of one (src, dst, connection) leave whole and in order. Within a host they are there at once.
-        The callbacks of one instant are called in order of transfer id, when all else that happens in that
+        The callbacks of one instant are called in the order of sending, when all else that happens in that
         instant has happened; nothing is called before `send` returns.
 
         Args:
@@ -137,7 +140,7 @@ class Network:
         channel.queue.append(slot)
         channel.backlog += num_bytes
         if on_sent is not None and channel.swallows(channel.backlog):
-            self._sent.append((number, on_sent))
+            self._sent.append((int(self._transfers.order[slot]), on_sent))
             self._call_at(now)
             on_sent = None
         self._callbacks[number] = (on_delivered, on_sent, on_dropped)
@@ -179,6 +182,7 @@ class Network:
             if channel.window is not None:
                 channel.window.end(self.env.now, left)
         first = channel.queue[0] == slot
+        self.dropped_bytes += float(self._transfers.size[slot]) - delivered
         self._leave(slot, delivered, first=first)
         self._callbacks.pop(transfer)
         self._call_at(self.env.now)
@@ -211,6 +215,8 @@ class Network:
             if self.protocol.connections == "per-transfer":
                 ready += path.round_trip_seconds  # the handshake
         transfers.number[slot] = number
+        transfers.order[slot] = self._next_order
+        self._next_order += 1
         transfers.path[slot] = path.index
         transfers.size[slot] = transfers.remaining[slot] = num_bytes
         transfers.begun[slot] = now
@@ -253,15 +259,16 @@ class Network:
         if next_due < math.inf:
             self._call_at(max(next_due, now))
 
-    def _take_due(self, now: float) -> list[tuple[int, float]]:
-        """Let transfers that are due begin to drain or end. Returns id and bytes of those that ended."""
-        delivered: list[tuple[int, float]] = []
-        while due := self._transfers.due_at(now):
+    def _take_due(self, now: float) -> list[tuple[int, int, float]]:
+        """Let transfers that are due begin to drain or end. Returns order, id and bytes of those that ended."""
+        transfers = self._transfers
+        delivered: list[tuple[int, int, float]] = []
+        while due := transfers.due_at(now):
             for slot in due:
                 under_way = self._go_on(slot, now) if slot in self._neighbours else self._begin(slot, now)
                 if not under_way:
-                    num_bytes = float(self._transfers.size[slot])
-                    delivered.append((int(self._transfers.number[slot]), num_bytes))
+                    num_bytes = float(transfers.size[slot])
+                    delivered.append((int(transfers.order[slot]), int(transfers.number[slot]), num_bytes))
                     self._leave(slot, num_bytes, first=True)
         delivered.sort()
         return delivered
@@ -321,7 +328,7 @@ class Network:
         on_delivered, on_sent, on_dropped = self._callbacks[number]
         if on_sent is not None and self._of_slot[slot].swallows(left):
             self._callbacks[number] = (on_delivered, None, on_dropped)
-            self._sent.append((number, on_sent))
+            self._sent.append((int(transfers.order[slot]), on_sent))
 
     def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
         """Take a transfer out; the next of its connection follows if it was the first."""
@@ -343,17 +350,17 @@ class Network:
             following = channel.queue[0]
             self._transfers.set_due(following, float(self._transfers.timer[following]))
 
-    def _tell(self, delivered: list[tuple[int, float]]) -> None:
+    def _tell(self, delivered: list[tuple[int, int, float]]) -> None:
         calls = self._sent
         self._sent = []
-        for number, num_bytes in delivered:
+        for order, number, num_bytes in delivered:
             on_delivered, on_sent, _ = self._callbacks.pop(number)
             if on_sent is not None:
-                calls.append((number, on_sent))
-            calls.append((number, on_delivered))
+                calls.append((order, on_sent))
+            calls.append((order, on_delivered))
             for observer in self._observers:
                 observer.transfer_ended(number, num_bytes)
-        calls.sort(key=_number_of)  # stable: sent comes before delivered
+        calls.sort(key=_order_of)  # stable: sent comes before delivered
         for _, call in calls:
             call()
 
@@ -503,5 +510,5 @@ def _happen(event: simpy.Event) -> None:
     event.succeed()
 
 
-def _number_of(call: tuple[int, Callable[[], None]]) -> int:
+def _order_of(call: tuple[int, Callable[[], None]]) -> int:
     return call[0]

@@ -29,6 +29,7 @@ class Transfers:
 
     Attributes:
         number: the transfer's id.
+        order: its place among all transfers in the order in which they were sent.
         path: index of its path.
         due: next instant at which something happens to it by itself, infinity for never. Free slots are never
             due.
@@ -62,6 +63,7 @@ class Transfers:
         self._block_due: FloatArray = np.zeros(0)
         self._is_stale: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # by block
         self.number: IntArray = np.zeros(0, dtype=np.int64)
+        self.order: IntArray = np.zeros(0, dtype=np.int64)
         self.path: IntArray = np.zeros(0, dtype=np.int64)
         for name in _FLOATS:
             setattr(self, name, np.zeros(0))
@@ -170,7 +172,7 @@ class Transfers:
         old = len(self.number)
         self._block_due = np.full(capacity // _BLOCK, math.inf)
         self._is_stale = np.ones(capacity // _BLOCK, dtype=np.bool_)
-        for name in ("number", "path"):
+        for name in ("number", "order", "path"):
             setattr(
                 self, name, np.concatenate([getattr(self, name), np.zeros(capacity - old, dtype=np.int64)])
             )

@@ -291,7 +291,7 @@ def test_the_same_again_comes_from_memory_and_is_exactly_the_same(protocol: str)
         seconds.append([end - start for end in done])
     np.testing.assert_allclose(seconds[-1], seconds[-2], rtol=0, atol=1e-12)
     assert network.num_in_flight == 0
-    assert len(network.rehearsals.outcomes) <= 3  # new, then warm, then always the same
+    assert len(network.stage.rehearsals.outcomes) <= 3  # new, then warm, then always the same
     wanted = 8 * made.sent_bytes.sum() * 2  # each message crosses two links
     assert network.link_bytes.sum() == pytest.approx(wanted, rel=1e-12)
 
@@ -316,3 +316,93 @@ def test_members_on_one_host_exchange_for_free() -> None:
     (done,), crossed = ends(by_play, star(2), "ideal", [(made, [0.0] * 4)], [0, 0, 0, 0])
     assert done == [0.0] * 4
     assert crossed.sum() == 0
+
+
+def chained(
+    way: Way,
+    topology: Topology,
+    protocol: str,
+    hosts: list[int],
+    calls: list[tuple[Schedule, list[int]]],
+    pauses: list[float],
+) -> tuple[list[list[float]], Network]:
+    """Calls among members (positions in `hosts`); each enters its next call a pause after it is through the last."""
+    clock = Clock()
+    network = Network(clock, topology, protocol)
+    done: list[list[float]] = [[np.inf] * made.num_ranks for made, _ in calls]
+    arrives: dict[int, Callable[[int], None]] = {}
+
+    def enter_next(who: int, after: int) -> None:
+        for number in range(after, len(calls)):
+            made, members = calls[number]
+            if who in members:
+                if number not in arrives:
+                    group = [hosts[member] for member in members]
+                    arrives[number] = way(network, made, group, lambda member, n=number: finish(n, member))
+                arrives[number](members.index(who))
+                return
+
+    def finish(number: int, member: int) -> None:
+        done[number][member] = clock.now
+        who = calls[number][1][member]
+        clock.at(clock.now + pauses[who]).callbacks.append(lambda event: enter_next(who, number + 1))
+
+    for who in range(len(hosts)):
+        enter_next(who, 0)
+    clock.run()
+    return done, network
+
+
+@given(data=st.data(), protocol=st.sampled_from(["ideal", "linux-tcp", "gloo"]))
+def test_members_that_go_on_at_once_meet_the_same_times_as_with_events(
+    data: st.DataObject, protocol: str
+) -> None:
+    """Collectives of all members and of groups, of which the next begins before the last is over."""
+    topology = data.draw(topologies())
+    num = len(topology.hosts)
+    calls = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        size = data.draw(st.integers(2, num))
+        members = data.draw(st.permutations(range(num)))[:size]
+        op = data.draw(st.sampled_from(["all_reduce", "all_gather", "all_to_all", "barrier", "broadcast"]))
+        made = schedule(op, size, num_bytes=data.draw(st.sampled_from([0, 30, 4000])))
+        calls.append((made, list(members)))
+    pauses = [data.draw(st.sampled_from([0.0, 0.001, 0.25])) for _ in range(num)]
+    wanted, _ = chained(by_events, topology, protocol, list(range(num)), calls, pauses)
+    got, _ = chained(by_play, topology, protocol, list(range(num)), calls, pauses)
+    for mine, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)
+
+
+RING = schedule("all_reduce", 8, num_bytes=100_000)
+PAIR = schedule("all_reduce", 2, num_bytes=100_000)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [(RING, list(range(8)))] * 4,
+        [(PAIR, [first, first + 1]) for first in (0, 2, 4, 6)] * 3,
+    ],
+    ids=["everyone", "pairs"],
+)
+def test_steps_of_training_stay_off_the_network(calls: list[tuple[Schedule, list[int]]]) -> None:
+    """Over a WAN some are through early and begin the next step while others are busy: still no events."""
+    sent: list[int] = []
+
+    def watched(
+        network: Network, made: Schedule, hosts: list[int], on_done: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        def note(member: int) -> None:
+            sent.append(network.num_in_flight)
+            on_done(member)
+
+        return play(network, made, hosts, on_done=note).arrive
+
+    pauses = [0.001 * who for who in range(8)]
+    got, _ = chained(watched, four_regions(8), "ideal", list(range(8)), calls, pauses)
+    wanted, _ = chained(by_events, four_regions(8), "ideal", list(range(8)), calls, pauses)
+    for mine, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)
+    assert len(sent) == sum(made.num_ranks for made, _ in calls)
+    assert set(sent) == {0}

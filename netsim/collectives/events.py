@@ -11,7 +11,7 @@ from simpy.events import NORMAL, EventPriority
 from netsim.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import simpy
 
@@ -70,6 +70,10 @@ class Execution:
 
     A message leaves when its sender posts it; its send and its receive are done when it is there (and the
     receiver has posted the step).
+
+    Attributes:
+        network: on which messages are sent at present.
+        numbers: ids for its messages; None where they are numbered with all others.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Execution:
         on_done: Callable[[int], None],
     ) -> None:
         self.network = network
+        self.numbers: Iterator[int] | None = None
         self._schedule = schedule
         self._hosts = hosts
         self._group = group
@@ -138,9 +143,25 @@ class Execution:
                 del state.open[state.oldest]
                 state.oldest += 1
 
-    def _send(self, src: int, dst: int, num_bytes: int, on_delivered: Callable[[], None]) -> None:
+    def _send(
+        self,
+        src: int,
+        dst: int,
+        num_bytes: int,
+        on_delivered: Callable[[], None],
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
         hosts = self._hosts
-        self.network.send(hosts[src], hosts[dst], num_bytes, on_delivered, connection=self._group)
+        number = None if self.numbers is None else next(self.numbers)
+        self.network.send(
+            hosts[src],
+            hosts[dst],
+            num_bytes,
+            on_delivered,
+            connection=self._group,
+            on_sent=on_sent,
+            number=number,
+        )
 
     # -- what the network tells --------------------------------------------------------------------------------
 

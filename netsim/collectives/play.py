@@ -1,11 +1,9 @@
 """Plays collectives on a network, by the fastest of the ways that give the right times.
 
-A collective that has the network to itself need not be played message by message as time goes by. Its
-members' arrivals are noted, and when the last is there, all completion times are found at once: from memory,
-if the same was played before in the same state of the network; by a recurrence, if no link is shared;
-otherwise by events on a copy of the network, ahead of time. Until it is over, the real network carries
-nothing of it. Whatever else starts or changes there first has the collective played up to that instant on a
-copy, which the real network then takes over: from there on it goes message by message, as if it always had.
+A collective that has its links to itself need not be played message by message as time goes by. Its members'
+arrivals are noted, and when the last is there, all completion times are found at once (`stage.py`). Until it
+is over, the network carries nothing of it; whatever else starts or changes there first has it played by
+events from its start.
 """
 
 from __future__ import annotations
@@ -13,10 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from netsim.clock import Clock
 from netsim.collectives.events import call_at
-from netsim.collectives.rehearsal import Rehearsals, execute
-from netsim.fork import end_show, fork, show, take_over, unseen
+from netsim.collectives.rehearsal import execute
+from netsim.collectives.stage import Stage
+from netsim.fork import end_show, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -51,11 +49,16 @@ def play(
         on_done: called with a member's position at the instant it is through, which may be before others
         arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
     """
-    return Play(network, schedule, tuple(hosts), group, on_done)
+    return Play(network, schedule, tuple(hosts[: schedule.num_ranks]), group, on_done)
 
 
 class Play:
-    """One collective under way on a network."""
+    """One collective under way on a network.
+
+    Attributes:
+        schedule, hosts, group: what is played, where, and over whose connections.
+        arrivals: when each member that is there entered, in order.
+    """
 
     def __init__(
         self,
@@ -65,78 +68,79 @@ class Play:
         group: Hashable,
         on_done: Callable[[int], None],
     ) -> None:
-        self.network = network
         self.schedule = schedule
         self.hosts = hosts
         self.group = group
+        self.arrivals: dict[int, float] = {}
+        self._network = network
+        self._stage = Stage.of(network)
         self._on_done = on_done
-        self._arrivals: dict[int, float] = {}
         self._told: set[int] = set()
         self._deferred: list[int] | None = None
         self._execution: Execution | None = None
         self._shown: Execution | None = None  # for those who watch, while it is found out otherwise
+        self._numbers = range(0)
 
     def arrive(self, member: int) -> None:
         """This member (a position in the group) enters now."""
+        if self._execution is None:
+            self._hold(member)
         if self._execution is not None:
-            self._execution.arrive(member)
-            return
-        if not self._arrivals and not self._hold():
-            self._execution = execute(self.network, self.schedule, self.hosts, self.group, self._on_done)
             self._execution.arrive(member)
             return
         if self._shown is not None:
             self._shown.arrive(member)
-        now = self.network.env.now
-        self._arrivals[member] = now
-        if len(self._arrivals) == self.schedule.num_ranks:
+        now = self._network.env.now
+        self.arrivals[member] = now
+        if len(self.arrivals) == self.schedule.num_ranks:
             self._settle()
-        elif len(self._arrivals) == 1 and not self.schedule.binds_everyone:
+        elif len(self.arrivals) == 1 and not self.schedule.binds_everyone:
             # Members may be through before others arrive: only if all arrive now can it be settled at once.
-            call_at(self.network.env, now, self._go_on_alone, _LATE)
+            call_at(self._network.env, now, self._go_on_alone, _LATE)
 
-    @property
-    def _most_messages(self) -> int:
-        """Messages it may send, the two notes of a rendezvous included."""
-        return 3 * self.schedule.num_messages
+    def is_through(self, host: int) -> bool:
+        """Whether all members on a host have been told that they are through."""
+        return all(member in self._told for member, other in enumerate(self.hosts) if other == host)
 
-    # -- alone on the network ----------------------------------------------------------------------------------
+    # -- off the network ----------------------------------------------------------------------------------------
 
-    def _hold(self) -> bool:
-        """Have the network to itself, if nobody else is on it."""
-        network = self.network
-        if network.before_change is not None:
-            network.before_change()
-        if network.num_in_flight:
-            return False
-        network.before_change = self._step_in
-        if network.is_observed:
-            shown = show(network, self._most_messages)
-            self._shown = execute(shown, self.schedule, self.hosts, self.group, _nobody)
-        return True
+    def _hold(self, member: int) -> None:
+        """See to it that it is kept off the network, or on it by events."""
+        network = self._network
+        if not self.arrivals:
+            if not self._stage.admit(self):
+                self._execution = execute(network, self.schedule, self.hosts, self.group, self._tell)
+                return
+            # Ids of messages are set aside, so that they are the same whether or not anybody watches.
+            self._numbers = network.reserve(self.schedule.most_messages)
+            if network.is_observed:
+                self._shown = execute(show(network), self.schedule, self.hosts, self.group, _nobody)
+                self._shown.numbers = iter(self._numbers)
+        self._stage.check(self, self.hosts[member])
 
     def _settle(self) -> None:
         """All have arrived: find when each is through, and tell them then."""
-        first = min(self._arrivals.values())
-        network = self.network
-        if network.rehearsals is None:
-            network.rehearsals = Rehearsals(network)
-        arrivals = [self._arrivals[member] for member in range(self.schedule.num_ranks)]
-        outcome = network.rehearsals.outcome(self.schedule, self.hosts, self.group, arrivals)
+        first = min(self.arrivals.values())
+        outcome = self._stage.rehearsals.outcome(
+            self.schedule,
+            self.hosts,
+            self.group,
+            [self.arrivals[member] for member in range(self.schedule.num_ranks)],
+        )
         # Where a link is dead there may be no end: then it waits here for something to change.
         complete = sum(len(members) for _, members in outcome.ends) == self.schedule.num_ranks
         last = len(outcome.ends) - 1 if complete else -1
         for number, (seconds, members) in enumerate(outcome.ends):
             end = partial(self._end, members, outcome if number == last else None, first)
-            call_at(self.network.env, first + seconds, end, _LAST)
+            call_at(self._network.env, first + seconds, end, _LAST)
 
     def _end(self, members: tuple[int, ...], outcome: Outcome | None, first: float) -> None:
         """These members are through; with `outcome` all are."""
         if self._execution is not None:
             return
         if outcome is not None:
-            self.network.before_change = None
-            outcome.leave_behind(self.network, first)
+            self._stage.dismiss(self)
+            outcome.leave_behind(self._network, first)
         for member in members:
             self._tell(member)
 
@@ -148,34 +152,37 @@ class Play:
             self._on_done(member)
 
     def _go_on_alone(self) -> None:
-        if self._execution is None and len(self._arrivals) < self.schedule.num_ranks:
-            self._step_in()
+        if self._execution is None and len(self.arrivals) < self.schedule.num_ranks:
+            self._stage.step_in()
 
-    def _step_in(self) -> None:
-        """Somebody else is about to use the network: be on it, as if by events from the start."""
-        network, now = self.network, self.network.env.now
-        network.before_change = None
+    # -- on the network, as the stage steps in --------------------------------------------------------------------
+
+    def start_again(self, copied: Network, now: float) -> None:
+        """Play on a copy, whose clock shows the first arrival or earlier, what happened before `now`."""
         if self._shown is not None:
-            end_show(network, self._shown.network, self._most_messages)
-        first = min(self._arrivals.values())
-        copied = fork(network, Clock(first))
-        execution = execute(copied, self.schedule, self.hosts, self.group, self._tell)
-        for member, instant in self._arrivals.items():
-            if instant < now:
-                call_at(copied.env, instant, partial(execution.arrive, member))
+            end_show(self._shown.network)
+            self._shown = None
+        self._execution = execute(copied, self.schedule, self.hosts, self.group, self._tell)
+        self._execution.numbers = iter(self._numbers)
         self._deferred = []  # whoever is told may act on the network, which is not ready
-        if first < now:
-            copied.env.run(until=now)
-        take_over(network, copied)
-        execution.move(network)
-        self._execution = execution
-        told, self._deferred = self._deferred, None
+        for member, instant in self.arrivals.items():
+            if instant < now:
+                call_at(copied.env, instant, partial(self._execution.arrive, member))
+
+    def go_live(self) -> None:
+        """Go on on the network, which has taken over from the copy."""
+        assert self._execution is not None
+        self._execution.move(self._network)
+        told, self._deferred = self._deferred or [], None
         for member in told:
             self._tell(member)
-        with unseen(network):
-            for member, instant in self._arrivals.items():
-                if instant == now:
-                    execution.arrive(member)
+
+    def arrive_again(self, now: float) -> None:
+        """Let those in who arrived at `now`."""
+        assert self._execution is not None
+        for member, instant in self.arrivals.items():
+            if instant == now:
+                self._execution.arrive(member)
 
 
 def _nobody(member: int) -> None:

@@ -83,6 +83,8 @@ def contention_free_seconds(
         arrivals: when each member enters, in seconds; all are known before it is over, or at once.
         wires: a quiet network.
     """
+    if not wires.bytes_per_second.all():
+        return None  # a link is dead
     lines = Lines(wires, hosts)
     pairs = [phase.fixed_pairs() for phase in schedule.phases]
     for regular in pairs:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from netsim.collectives.schedules import Schedule
     from netsim.network import Network
+    from netsim.protocol import Protocol
 
-__all__ = ["Outcome", "Rehearsals", "execute"]
+__all__ = ["Outcome", "Rehearsals", "execute", "is_plain"]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -103,6 +104,12 @@ def execute(
     return kind(network, schedule, hosts, group, on_done)
 
 
+def is_plain(protocol: Protocol) -> bool:
+    """Whether a message alone takes its latency and then the rate of its narrowest link, whatever was before."""
+    per_transfer = protocol.connections == "per-transfer"
+    return not (protocol.has_windows or protocol.rendezvous or protocol.ack_share or per_transfer)
+
+
 @dataclass(frozen=True)
 class _Alone:
     """A collective that is to be played alone; arrivals count from the first."""
@@ -115,8 +122,7 @@ class _Alone:
 
     def ends(self, first: float) -> tuple[Seconds, Windows]:
         """When each member is through (infinity: never), and the windows left behind, as if now were `first`."""
-        protocol = self.network.protocol
-        if not (protocol.has_windows or protocol.rendezvous or protocol.ack_share):
+        if is_plain(self.network.protocol):
             wires = wires_of(self.network)
             seconds = contention_free_seconds(self.schedule, self.hosts, self.arrivals, wires)
             if seconds is None and self.schedule.num_messages >= _WORTH_COMPILING and _can_compile():

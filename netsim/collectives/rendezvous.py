@@ -121,11 +121,5 @@ class RendezvousExecution(Execution):
 
     def _send_data(self, step: int, src: int, dst: int, num_bytes: int) -> None:
         """Let the data leave; the send is done when the socket buffer has taken all of them."""
-        self.network.send(
-            self._hosts[src],
-            self._hosts[dst],
-            num_bytes,
-            partial(self._received, step, dst),
-            connection=self._group,
-            on_sent=partial(self._part_done, step, src),
-        )
+        received, sent = partial(self._received, step, dst), partial(self._part_done, step, src)
+        self._send(src, dst, num_bytes, received, sent)

@@ -162,6 +162,22 @@ class Schedule:
         """Messages over all steps, empty ones that are left out included where steps are regular."""
         return sum(phase.num_messages for phase in self.phases)
 
+    @property
+    def most_messages(self) -> int:
+        """Messages that playing it may take, with the two notes of a rendezvous for each."""
+        return 3 * self.num_messages
+
+    @cached_property
+    def regular_pairs(self) -> frozenset[tuple[int, int]] | None:
+        """The (src, dst) that exchange messages, each in order; None where the pairs differ from step to step."""
+        pairs: set[tuple[int, int]] = set()
+        for phase in self.phases:
+            regular = phase.fixed_pairs()
+            if regular is None:
+                return None
+            pairs.update(zip(regular[0].tolist(), regular[1].tolist(), strict=True))
+        return frozenset(pairs)
+
     @cached_property
     def pair_bytes(self) -> tuple[tuple[int, int, int], ...]:
         """(src, dst, bytes) of each pair of members that exchanges any bytes."""
