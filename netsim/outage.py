@@ -44,6 +44,7 @@ def drop_transfers(network: Network, host: int) -> None:
 
     Those whose sender does not want to hear of it are sent once more, in the same order.
     """
+    network._change_is_due()
     victims = [
         (number, channel)
         for number, slot in network._slots.items()
