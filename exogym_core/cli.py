@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from exogym_core.names import visible, visible_text
 from netsim.errors import InputError, NetsimError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from exogym_core.experiment import Experiment
     from exogym_core.record import RunFolder
@@ -50,11 +51,38 @@ _debug = click.option(
 )
 
 
+def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """EXPERIMENT is needed unless there is --resume."""
+    if value is None and context.params.get("resume") is None:
+        raise click.MissingParameter(ctx=context, param=parameter, param_hint="'EXPERIMENT'")
+    return value
+
+
+def _is_resumed(resume: Path | None, **others: object) -> bool:
+    """Whether a run is to go on, which it does as it was begun: nothing else may be given."""
+    if resume is None:
+        return False
+    for name, value in others.items():
+        if value:
+            told = "EXPERIMENT" if name == "experiment" else f"--{name}"
+            raise InputError(f"--resume {visible(resume)}: goes on as it was begun: leave out {told}")
+    return True
+
+
 def _run_options(command: Callable[..., None]) -> Callable[..., None]:
     """What `run` and `compare` have in common."""
     for option in reversed(
         [
-            click.argument("experiment", type=click.Path(path_type=Path)),
+            click.argument(
+                "experiment", type=click.Path(path_type=Path), required=False, callback=_or_resume
+            ),
+            click.option(
+                "--resume",
+                metavar="DIR",
+                type=click.Path(path_type=Path),
+                is_eager=True,  # known when it is asked whether EXPERIMENT is missing
+                help="Go on with the run in this folder, from its last checkpoint.",
+            ),
             click.option("--topology", metavar="NAME", help="Another network: a shipped name or a file."),
             click.option("--protocol", metavar="NAME", help="Another protocol."),
             click.option(
@@ -86,7 +114,8 @@ def cli() -> None:
 @_run_options
 @click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
 def run(
-    experiment: Path,
+    experiment: Path | None,
+    resume: Path | None,
     topology: str | None,
     protocol: str | None,
     scale: str | None,
@@ -94,7 +123,12 @@ def run(
     out: str | None,
     strategy: str | None,
 ) -> None:
-    """Train with one strategy of EXPERIMENT."""
+    """Train with one strategy of EXPERIMENT, or go on with a run."""
+    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy}
+    if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
+        assert resume is not None
+        return _resume(resume)
+    assert experiment is not None
     loaded = _load(experiment, topology, protocol, overrides, scale)
     if strategy is not None:
         loaded = loaded.only(strategy)
@@ -104,21 +138,27 @@ def run(
             f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
-    _train(loaded, out)
+    return _train(loaded, out)
 
 
 @cli.command()
 @_run_options
 def compare(
-    experiment: Path,
+    experiment: Path | None,
+    resume: Path | None,
     topology: str | None,
     protocol: str | None,
     scale: str | None,
     overrides: tuple[str, ...],
     out: str | None,
 ) -> None:
-    """Train with every strategy of EXPERIMENT and tell which wins, and why."""
-    _train(_load(experiment, topology, protocol, overrides, scale), out)
+    """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
+    given = {"set": overrides, "scale": scale, "out": out}
+    if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
+        assert resume is not None
+        return _resume(resume)
+    assert experiment is not None
+    return _train(_load(experiment, topology, protocol, overrides, scale), out)
 
 
 @cli.command()
@@ -244,19 +284,14 @@ def _load(
 
 def _train(experiment: Experiment, out: str | None) -> None:
     from exogym_core.record import RunFolder
-    from exogym_core.signals import Interruption
 
-    with Interruption() as interruption:
-        folder = RunFolder.create(out, str(experiment.settings.name))
+    with _interruptible(len(experiment.strategies)) as begin:
+        folder = begin(RunFolder.create(out, str(experiment.settings.name)))
         try:
             folder.write_text("experiment.yaml", experiment.to_yaml())
             folder.write_environment()
             _compare(experiment, folder)
             _report(folder)
-        except KeyboardInterrupt:
-            folder.log("interrupted")
-            click.echo(_interrupted(folder, len(experiment.strategies)), err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except InputError:
             # Found before any training: such as data that are not where the task was told to look.
             if not folder.read_summary():
@@ -264,14 +299,56 @@ def _train(experiment: Experiment, out: str | None) -> None:
             raise
 
 
+def _resume(path: Path) -> None:
+    """Go on with what was stopped, as its folder says; leave alone what is finished."""
+    from exogym_core.experiment import Experiment
+    from exogym_core.record import RunFolder
+
+    folder = RunFolder.open(path)
+    experiment = Experiment.load(path / "experiment.yaml")
+    if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
+        click.echo(f"{visible(path)}: this run is finished and left as it is")
+        click.echo(str(path))
+        return
+    with _interruptible(len(experiment.strategies)) as begin:
+        begin(folder).clean()
+        folder.log("resumed")
+        _compare(experiment, folder, resume=True)
+        _report(folder)
+
+
+@contextmanager
+def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFolder]]:
+    """Ctrl-C and SIGTERM end what is inside in order; the function takes the folder to speak of."""
+    from exogym_core.signals import Interruption
+
+    folders: list[RunFolder] = []
+
+    def begin(folder: RunFolder) -> RunFolder:
+        folders.append(folder)
+        return folder
+
+    with Interruption() as interruption:
+        try:
+            yield begin
+        except KeyboardInterrupt:
+            for folder in folders:
+                folder.log("interrupted")
+                click.echo(_interrupted(folder, num_strategies), err=True)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+
+
 def _interrupted(folder: RunFolder, num_strategies: int) -> str:
-    path, entries = visible(folder.path), folder.read_summary()
-    if len(entries) == num_strategies and not any(entry.get("incomplete") for entry in entries):
+    path = visible(folder.path)
+    if len(folder.finished()) == num_strategies:
         return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
-    return f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}"
+    return (
+        f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}; "
+        f"to go on: netgym compare --resume {path}"
+    )
 
 
-def _compare(experiment: Experiment, folder: RunFolder) -> None:
+def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False) -> None:
     from exogym_core.comparison import compare
     from exogym_core.progress import progress_for
 
@@ -284,7 +361,7 @@ def _compare(experiment: Experiment, folder: RunFolder) -> None:
     with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        compare(experiment, folder, progress)
+        compare(experiment, folder, progress, resume=resume)
 
 
 def _report(folder: RunFolder) -> None:

@@ -37,10 +37,14 @@ class Audience(Protocol):
         """The strategy is through, or was stopped."""
 
 
-def compare(experiment: Experiment, folder: RunFolder, audience: Audience) -> list[dict[str, Any]]:
+def compare(
+    experiment: Experiment, folder: RunFolder, audience: Audience, *, resume: bool = False
+) -> list[dict[str, Any]]:
     """Train with each strategy from the same initial parameters, on the same data in the same order.
 
-    Whatever ends the run early, what was done is saved, marked incomplete, and the exception goes on.
+    Whatever ends the run early, what was done is saved, marked incomplete, and the exception goes on. With
+    `resume`, strategies that were finished in this folder are kept, and one that was not goes on from its
+    last checkpoint.
 
     Returns:
         The summary: one object a strategy.
@@ -48,10 +52,12 @@ def compare(experiment: Experiment, folder: RunFolder, audience: Audience) -> li
     Raises:
         InputError: the task, the model or an option is wrong.
     """
-    entries: list[dict[str, Any]] = []
+    entries = folder.finished() if resume else []
     folder.write_summary(entries)
     task = experiment.build_task()
     for position, entry in enumerate(experiment.strategies, start=1):
+        if any(finished["name"] == entry.label for finished in entries):
+            continue
         trainer = Trainer(experiment.build_model(task), task.train, task.validation)
         audience.begin(str(entry.label), position, len(experiment.strategies), experiment.settings.steps)
         try:
@@ -64,11 +70,11 @@ def compare(experiment: Experiment, folder: RunFolder, audience: Audience) -> li
             raise
         result = trainer.result or FitResult()
         audience.end(result)
-        _save(folder, experiment, entry, result, model.state_dict(), entries)
         if experiment.compute.kind == "measured" and result.compute is not None:
             # Measured once; all others, and whoever runs the stored experiment, take the same seconds.
             experiment = experiment.with_compute(Compute.parse(result.compute))
             folder.write_text("experiment.yaml", experiment.to_yaml())
+        _save(folder, experiment, entry, result, model.state_dict(), entries)
     return entries
 
 
@@ -112,6 +118,10 @@ def _fit(
     elif settings.device != "auto":
         device["device"] = settings.device
     workers = settings.workers.model_dump(exclude={"count"})
+    checkpoints: dict[str, Any] = {}
+    if settings.checkpoint is not None:
+        path = folder.make_folder("checkpoints", str(entry.label))
+        checkpoints = {"checkpoint_interval": settings.checkpoint.every, "resume_from": path}
     with open_loggers(experiment, folder, str(entry.label)) as loggers:
 
         def tell(row: Mapping[str, Any]) -> None:
@@ -131,7 +141,6 @@ def _fit(
                 autocast=settings.autocast,
                 val_size=_num_samples(settings.evaluate.samples, task.validation),
                 val_interval=settings.evaluate.every,
-                checkpoint_interval=settings.checkpoint.every if settings.checkpoint else None,
                 seed=settings.seed,
                 topology=experiment.topology,
                 placement=settings.placement,
@@ -141,6 +150,7 @@ def _fit(
                 target_loss=settings.target_loss,
                 accuracy=task.accuracy,
                 on_event=tell,
+                **checkpoints,
                 **device,
             )
         except InputError as error:

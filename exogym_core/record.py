@@ -178,6 +178,21 @@ class RunFolder:
 
     # --- writing -------------------------------------------------------------------------------------------
 
+    def make_folder(self, *names: str) -> Path:
+        """The private folder `names[0]/names[1]/...`, made where it is not there.
+
+        Raises:
+            RecordError: it cannot be made.
+        """
+        path = self.path
+        try:
+            for name in names:
+                path = path / file_name(name)
+                path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"{visible(path)}: cannot be made: {error.strerror}") from error
+        return path
+
     def write_text(self, relative: str, text: str | bytes) -> Path:
         """Write one file whole, and return its path; folders on the way are made private."""
         path = self.path / relative
@@ -237,10 +252,26 @@ class RunFolder:
         """Remove a folder in which nothing has been trained: only what a run writes at its start."""
         for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):
             (self.path / name).unlink(missing_ok=True)
+        checkpoints = self.path / "checkpoints"
         with contextlib.suppress(OSError):  # not empty: something else was put there
+            for path in [*checkpoints.glob("*"), checkpoints] if checkpoints.is_dir() else []:
+                path.rmdir()
             self.path.rmdir()
 
+    def clean(self) -> None:
+        """Remove what a killed process was writing."""
+        for path in [*self.path.glob(".writing-*"), *self.path.glob("*/.writing-*")]:
+            path.unlink(missing_ok=True)
+
     # --- reading -------------------------------------------------------------------------------------------
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The summary's objects of the strategies that came to their end.
+
+        Raises:
+            InputError: the summary is damaged.
+        """
+        return [entry for entry in self.read_summary() if not entry.get("incomplete")]
 
     def read_summary(self) -> list[dict[str, Any]]:
         """The summary's objects; an empty list where no strategy has ended yet.

@@ -1,0 +1,214 @@
+"""`netgym run --resume` and `netgym compare --resume`: after a stop or a kill, to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exogym_core import comparison, report
+from exogym_core.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from exogym_core.record import RunFolder
+
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: 3, kind: threads}
+device: cpu
+topology: two-datacenters
+compute: 50 ms
+steps: 12
+batch_size: 4
+evaluate: {every: 5, samples: 32}
+target_loss: 2.3
+checkpoint: {every: 1}
+strategies:
+  - AllReduce
+  - {name: DiLoCo, H: 3}
+"""
+
+
+def results_of(folder: Path) -> dict[str, bytes]:
+    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def report_briefly(folder: RunFolder) -> None:
+    folder.write_text("report.html", "")
+
+
+def contents_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "write_report", report_briefly)  # drawing takes longer than all the rest
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The results of the run without interruption, and without checkpoints."""
+    path = tmp_path_factory.mktemp("whole")
+    (path / "small.yaml").write_text(EXPERIMENT.replace("checkpoint: {every: 1}\n", ""))
+    assert main(["compare", str(path / "small.yaml"), "--out", str(path / "out")]) == 0
+    assert not (path / "out" / "checkpoints").exists()
+    return results_of(path / "out")
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, label: str, step: int) -> None:
+    """Have Ctrl-C pressed when `label` has done so many steps, once."""
+    pressed = []
+
+    class Presser:
+        def event(self, row: Mapping[str, Any]) -> None:
+            if row["kind"] == "step" and row["step"] == step and not pressed:
+                pressed.append(step)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def loggers(experiment: Any, folder: Any, of: str) -> Any:
+        class Opened:
+            def __enter__(self) -> list[Presser]:
+                return [Presser()] if of == label else []
+
+            def __exit__(self, *exception: object) -> None:
+                pass
+
+        return Opened()
+
+    monkeypatch.setattr(comparison, "open_loggers", loggers)
+
+
+@pytest.mark.parametrize(("label", "step"), [("AllReduce", 1), ("DiLoCo", 7)])
+def test_ctrl_c_leaves_a_run_that_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    whole: dict[str, bytes],
+    label: str,
+    step: int,
+) -> None:
+    stop_at(monkeypatch, label, step)
+    assert main(["compare", "small.yaml", "--out", "out"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].endswith("to go on: netgym compare --resume out")
+    assert json.loads(Path("out/summary.json").read_text())[-1]["incomplete"] is True
+    assert main(["compare", "--resume", "out"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "out"
+    assert results_of(Path("out")) == whole
+    folders = {path.relative_to("out").as_posix() for path in Path("out/checkpoints").glob("*/*")}
+    assert folders == {"checkpoints/AllReduce/step-00000012", "checkpoints/DiLoCo/step-00000012"}
+
+
+def killed(at_least: str, *changes: str) -> None:
+    """Start a run in a process of its own, and kill it when that checkpoint or a later one is there."""
+    command = [sys.executable, "-m", "exogym_core", "compare", "small.yaml", "--out", "out"]
+    process = subprocess.Popen(
+        command + [part for change in changes for part in ("--set", change)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    folder, name = Path("out/checkpoints") / Path(at_least).parent, Path(at_least).name
+    while process.poll() is None and not (
+        folder.is_dir() and any(path.name >= name for path in folder.glob("step-*"))
+    ):
+        pass
+    assert process.poll() is None, "it was over before it could be killed"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    ("at_least", "changes"),
+    [
+        ("AllReduce/step-00000002", ("workers.kind=processes", "workers.processes=2")),
+        ("DiLoCo/step-00000004", ()),
+    ],
+    ids=["first strategy, processes", "second strategy, threads"],
+)
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    whole: dict[str, bytes], at_least: str, changes: tuple[str, ...]
+) -> None:
+    killed(at_least, *changes)
+    assert main(["run" if changes else "compare", "--resume", "out"]) == 0
+    assert results_of(Path("out")) == whole
+    assert not [path for path in Path("out").rglob(".*") if path.name not in (".", "..")]
+
+
+def test_a_run_without_a_checkpoint_begins_again_and_keeps_what_was_finished(
+    monkeypatch: pytest.MonkeyPatch, whole: dict[str, bytes]
+) -> None:
+    Path("small.yaml").write_text(EXPERIMENT.replace("checkpoint: {every: 1}\n", ""))
+    stop_at(monkeypatch, "DiLoCo", 4)
+    assert main(["compare", "small.yaml", "--out", "out"]) == 130
+    kept = Path("out/models/AllReduce.safetensors").stat().st_mtime_ns
+    assert main(["compare", "--resume", "out"]) == 0
+    assert results_of(Path("out")) == whole
+    assert Path("out/models/AllReduce.safetensors").stat().st_mtime_ns == kept
+
+
+def test_a_finished_run_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "small.yaml", "--out", "out", "--set", "steps=2"]) == 0
+    before = contents_of(Path("out"))
+    capsys.readouterr()
+    assert main(["compare", "--resume", "out"]) == 0
+    assert capsys.readouterr().out == "out: this run is finished and left as it is\nout\n"
+    assert contents_of(Path("out")) == before
+
+
+MISTAKES = [
+    (["compare", "--resume", "nowhere"], "nowhere: is no run folder: it has no experiment.yaml"),
+    (
+        ["compare", "small.yaml", "--resume", "out"],
+        "--resume out: goes on as it was begun: leave out EXPERIMENT",
+    ),
+    (
+        ["run", "--resume", "out", "--strategy", "DiLoCo"],
+        "--resume out: goes on as it was begun: leave out --strategy",
+    ),
+    (
+        ["compare", "--resume", "out", "--set", "steps=3"],
+        "--resume out: goes on as it was begun: leave out --set",
+    ),
+    (["run"], "Missing argument 'EXPERIMENT'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), MISTAKES)
+def test_mistakes_are_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+def test_a_damaged_checkpoint_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop_at(monkeypatch, "AllReduce", 9)
+    assert main(["compare", "small.yaml", "--out", "out"]) == 130
+    (folder,) = Path("out/checkpoints/AllReduce").iterdir()
+    path = folder / "rank-0001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert main(["compare", "--resume", "out"]) == 1
+    assert f"error: {path}: is damaged (its SHA-256 is another): delete {folder}" in capsys.readouterr().err
+    assert Path("out/experiment.yaml").is_file()
