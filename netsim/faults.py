@@ -126,19 +126,23 @@ class Faults:
     # -- the clock -------------------------------------------------------------------------------------------
 
     def _plan(self, entry: Entry) -> None:
-        number = self._num_entries
-        self._num_entries += 1
+        if isinstance(entry, Drift):
+            for link in entry.links:
+                self._push(self._take_number(), self._drift(entry, link))
+            return
+        number = self._take_number()
         if isinstance(entry, LinkEvent):
             self._push(number, self._link_event(entry, number))
         elif isinstance(entry, HostEvent):
             self._push(number, self._host_event(entry, number))
         elif isinstance(entry, Trace):
             self._push(number, self._trace(entry))
-        elif isinstance(entry, Background):
-            self._push(number, self._background(entry, number))
         else:
-            for link in entry.links:
-                self._push(number, self._drift(entry, link))
+            self._push(number, self._background(entry, number))
+
+    def _take_number(self) -> int:
+        self._num_entries += 1
+        return self._num_entries
 
     def _push(self, number: int, steps: Iterator[_Step]) -> None:
         step = next(steps, None)

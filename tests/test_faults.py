@@ -1,0 +1,396 @@
+"""Faults and weather: what they do to transfers, to the instant; who has no hope is told."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from exogym_core.communicator import run_ranks
+from netsim.clock import Clock
+from netsim.collectives import default_algorithm, play, schedule
+from netsim.collectives.timing import time_collective
+from netsim.errors import DeadlockError
+from netsim.faults import Faults
+from netsim.flows import play_flows
+from netsim.network import Network
+from netsim.protocol import Protocol
+from netsim.topology import Topology
+from netsim.traffic import drift_factors
+from netsim.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from netsim.faults import Entry
+
+MEGABYTE = 1_000_000
+A, B, C = range(3)
+
+
+def star(**weather: Any) -> Topology:
+    """a, b, c - switch, 8 Mbit/s each way, 10 ms from a host to the switch: 1 MB takes 1.02 s alone."""
+    return Topology.from_mapping(
+        {
+            "hosts": {"a": {}, "b": {}, "c": {}},
+            "routers": ["switch"],
+            "links": [
+                {"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"
+            ],
+            **weather,
+        }
+    )
+
+
+def both(name: str, **event: Any) -> dict[str, Any]:
+    return {"link": [name, "switch"], **event}
+
+
+def finish(topology: Topology, *flows: tuple[float, str, str, float], protocol: str = "ideal") -> list[float]:
+    return [round(each, 9) for each in play_flows(topology, flows, protocol).tolist()]
+
+
+ONE = (0.0, "a", "b", MEGABYTE)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([both("a", at="0.52 s", down=True), both("a", at="3 s", up=True)], 3.5),
+        ([both("b", at="0.52 s", down=True, **{"for": "1 s"})], 2.02),
+        ([both("b", at="0.52 s", down=True, direction="down")], None),
+        ([both("b", at="0.52 s", down=True, direction="up")], 1.02),
+        ([both("a", at="0.52 s", bandwidth="4 Mbit/s")], 1.52),
+        ([both("a", at="0.52 s", bandwidth="4 Mbit/s", **{"for": "500 ms"})], 1.27),
+        ([both("a", at="0.52 s", bandwidth="0 bit/s", **{"for": "500 ms"})], 1.52),
+        ([both("a", at="0 s", latency="1 s")], 2.01),
+        ([both("a", at="0 s", down=True), both("a", at="1 s", up=True)], 2.0),
+        ([{"host": "c", "at": "0.5 s", "crash": True}], 1.02),
+        # Two causes: the link is back when neither keeps it down; the later of two values stands.
+        ([both("a", at="0.52 s", down=True, **{"for": "1 s"}), both("a", at="1 s", down=True, **{"for": "2 s"})], 3.5),
+        (
+            [
+                both("a", at="0.02 s", bandwidth="4 Mbit/s", **{"for": "500 ms"}),
+                both("a", at="0.27 s", bandwidth="2 Mbit/s", **{"for": "10 s"}),
+            ],
+            3.77,
+        ),
+    ],
+)  # fmt: skip
+def test_events_reach_a_transfer_in_flight(events: list[dict[str, Any]], expected: float | None) -> None:
+    topology = star(events=events)
+    if expected is None:
+        with pytest.raises(DeadlockError):
+            finish(topology, ONE)
+    else:
+        assert finish(topology, ONE) == [expected]
+
+
+def test_traces_are_piecewise_constant() -> None:
+    rows = [["0 s", "16 Mbit/s"], ["0.27 s", "2 Mbit/s"], ["1.27 s", "8 Mbit/s"]]
+    assert finish(star(traces=[both("a", bandwidth=rows)]), ONE) == [1.77]  # the other link stays at 8 Mbit/s
+    slow = star(traces=[both("a", latency=[["1 s", "110 ms"]])])
+    assert finish(slow, ONE, (1.5, "a", "c", 0)) == [1.02, 1.62]
+
+
+def test_a_trace_from_a_file(tmp_path: Any) -> None:
+    (tmp_path / "rate.csv").write_text("start_s,bits_per_second\n0.52,0\n5,8000000\n")
+    rows = "\n".join(f"  - {{between: [{name}, s], bandwidth: 8 Mbit/s, latency: 10 ms}}" for name in "ab")
+    text = (
+        f"hosts: [a, b]\nrouters: [s]\nlinks:\n{rows}\ntraces:\n  - {{link: [a, s], bandwidth: rate.csv}}\n"
+    )
+    (tmp_path / "net.yaml").write_text(text)
+    assert finish(Topology.load(tmp_path / "net.yaml"), ONE) == [5.5]
+
+
+def test_nothing_crosses_a_dead_link_not_even_an_empty_message() -> None:
+    topology = star(events=[both("a", at="0 s", down=True, **{"for": "2 s"})])
+    for protocol in ("ideal", "linux-tcp", "gloo"):
+        (arrival,) = finish(topology, (0.5, "a", "b", 0), protocol=protocol)
+        assert arrival == 2.0
+
+
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+def test_a_connection_that_was_cut_for_long_starts_slowly(protocol: str) -> None:
+    def seconds(*events: dict[str, Any]) -> float:
+        return finish(star(events=list(events)), (0.0, "a", "b", 3 * MEGABYTE), protocol=protocol)[0]
+
+    calm = seconds()
+    short = seconds(both("a", at="1 s", down=True, **{"for": "100 ms"}))
+    long = seconds(both("a", at="1 s", down=True, **{"for": "60 s"}))
+    assert short == pytest.approx(calm + 0.1, abs=0.05)
+    assert calm + 60 < long < calm + 60.2
+
+
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+def test_tcp_needs_the_way_back(protocol: str) -> None:
+    events = [both("b", at="0.52 s", down=True, direction="up", **{"for": "1 s"})]
+    assert (
+        finish(star(events=events), ONE, protocol=protocol)[0]
+        > finish(star(), ONE, protocol=protocol)[0] + 0.9
+    )
+
+
+def test_loss_holds_from_its_event_on() -> None:
+    flow = (0.0, "a", "b", 20 * MEGABYTE)
+    far = {"events": [both("b", at="0 s", latency="50 ms")]}
+    calm = finish(star(**far), flow, protocol="linux-tcp")[0]
+    lossy = {"events": [*far["events"], both("a", at="10 s", loss="1 %")]}
+    at_once = {"events": [*far["events"], both("a", at="0 s", loss="1 %")]}
+    assert calm < finish(star(**lossy), flow, protocol="linux-tcp")[0] < finish(
+        star(**at_once), flow, protocol="linux-tcp"
+    )[0]  # fmt: skip
+
+
+def test_round_trips_that_grow_slow_a_window_down() -> None:
+    near = {"protocol": {"preset": "linux-tcp", "window": "64 KiB"}}
+    topology = star(**near, events=[both("a", at="1 s", latency="500 ms")])
+    flow = (0.0, "a", "b", 4 * MEGABYTE)
+    ended = play_flows(topology, [flow])[0]
+    assert ended == pytest.approx(1 + 3 * MEGABYTE / (65536 / 1.02), rel=0.1)
+
+
+# -- background and drift ------------------------------------------------------------------------------------
+
+
+def test_background_takes_its_rate_and_no_more_than_its_share() -> None:
+    def with_rate(rate: str, **more: Any) -> float:
+        return finish(star(background=[{"from": "a", "to": "c", "rate": rate, **more}]), ONE)[0]
+
+    assert with_rate("2 Mbit/s") == pytest.approx(0.02 + 8 / 6)
+    assert with_rate("100 Mbit/s") == pytest.approx(0.02 + 2)
+    assert with_rate("4 Mbit/s", stop="500 ms") == pytest.approx(0.02 + 1 + 0.24)
+    assert with_rate("4 Mbit/s", start="5 s") == pytest.approx(1.02)
+
+
+def test_background_transfers_every_so_often() -> None:
+    traffic = [{"from": "a", "to": "c", "bytes": 100_000, "every": "500 ms"}]
+    # Three of them begin before it is through, at 0, 0.5 and 1 s, and each takes 0.1 s of the link from it.
+    assert finish(star(background=traffic), ONE) == [pytest.approx(1.32)]
+
+
+def test_drift_has_mean_1_and_depends_on_seed_and_link_alone() -> None:
+    drift = Drift((0,), "lognormal", 0.5, sigma=0.4, seed=3)
+    drawn = list(itertools.islice(drift_factors(drift, "a->s"), 4000))
+    assert [instant for instant, _ in drawn[:3]] == [0.0, 0.5, 1.0]
+    assert np.mean([factor for _, factor in drawn]) == pytest.approx(1.0, abs=0.02)
+    again = list(itertools.islice(drift_factors(drift, "a->s"), 4000))
+    assert drawn == again
+    assert drawn != list(itertools.islice(drift_factors(drift, "b->s"), 4000))
+    other = Drift((0,), "lognormal", 0.5, sigma=0.4, seed=4)
+    assert drawn != list(itertools.islice(drift_factors(other, "a->s"), 4000))
+
+
+def test_regimes_hold_for_an_exponential_time_and_always_change() -> None:
+    drift = Drift((0,), "regime", 2.0, levels=(1.0, 0.3, 0.0))
+    drawn = list(itertools.islice(drift_factors(drift, "a->s"), 3000))
+    assert drawn[0] == (0.0, 1.0)
+    assert all(one[1] != other[1] for one, other in itertools.pairwise(drawn))
+    holds = np.diff([instant for instant, _ in drawn])
+    assert holds.mean() == pytest.approx(2.0, rel=0.1)
+    assert np.std(holds) == pytest.approx(2.0, rel=0.1)
+
+
+def test_weather_is_the_same_whatever_else_goes_on() -> None:
+    """One transfer on links of its own meets the same weather alone and among others."""
+    drift = {"kind": "lognormal", "every": "100 ms", "sigma": 0.5}
+    weather = {"drift": [both(name, **drift) for name in "abc"]}
+    alone = finish(star(**weather), ONE)
+    among = finish(star(**weather), ONE, (0.0, "b", "c", MEGABYTE), (0.3, "c", "a", MEGABYTE))
+    assert among[0] == alone[0]
+    reversed_keys = {"drift": weather["drift"][::-1]}
+    assert finish(star(**reversed_keys), ONE) == alone
+
+
+# -- hosts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_drops_what_is_in_flight_and_holds_what_is_sent_later() -> None:
+    topology = star(events=[{"host": "b", "at": "0.52 s", "crash": True, "for": "2 s"}])
+    flows = [ONE, (0.0, "b", "c", MEGABYTE), (0.6, "a", "b", MEGABYTE), (0.6, "a", "c", MEGABYTE)]
+    assert finish(topology, *flows) == [math.inf, math.inf, 3.52, 1.62]
+
+
+def test_dropped_bytes_are_counted_and_a_message_is_sent_once_more() -> None:
+    clock = Clock()
+    network = Network(clock, star())
+    faults = Faults(network)
+    faults.add(HostEvent(0.52, B, is_up=False))
+    faults.add(HostEvent(2.0, B, is_up=True))
+    clock.run(network.transfer(A, B, MEGABYTE))
+    assert clock.now == 3.0
+    assert network.dropped_bytes == pytest.approx(MEGABYTE / 2)
+    assert network.link_bytes.sum() == pytest.approx(2 * 1.5 * MEGABYTE)
+
+
+def test_an_event_brings_up_a_link_but_not_a_crashed_host() -> None:
+    events = [
+        {"host": "b", "at": "0.1 s", "crash": True},
+        both("b", at="1 s", up=True),
+        {"host": "b", "at": "2 s", "up": True},
+    ]
+    assert finish(star(events=events), (0.5, "a", "b", MEGABYTE)) == [3.0]
+
+
+def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> None:
+    clock = Clock()
+    network = Network(clock, star())
+    faults = Faults(network)
+    faults.add(Background(A, C, bits_per_second=4e6, stop_seconds=5.0))
+    faults.add(HostEvent(1.0, C, is_up=False, for_seconds=2.0))
+    faults.add(Background(A, C, bits_per_second=1e6, start_seconds=0.5, stop_seconds=1.0))
+    clock.run(until=10)
+    assert network.num_in_flight == 0
+    assert network.link_bytes.max() == pytest.approx(5e5 * (0.98 + 2.0) + 1.25e5 * 0.48)
+
+
+# -- hope ----------------------------------------------------------------------------------------------------
+
+FOREVER = [both("b", at="0.5 s", down=True)]
+RECURRING: dict[str, Any] = {
+    "drift": [{"link": ["a", "switch"], "kind": "regime", "every": "1 s", "levels": ["100 %", "50 %"]}],
+    "background": [
+        {"from": "a", "to": "c", "rate": "1 Mbit/s"},
+        {"from": "a", "to": "c", "bytes": 1000, "every": "1 s"},
+        {"from": "a", "to": "b", "bytes": 1000, "every": "1 s"},
+    ],
+    "traces": [{"link": ["c", "switch"], "bandwidth": [["1 s", "1 Mbit/s"], ["9 s", "2 Mbit/s"]]}],
+}
+
+
+@pytest.mark.parametrize("weather", [{}, RECURRING])
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_a_link_that_is_down_for_ever_is_named_with_who_waits(weather: dict[str, Any], protocol: str) -> None:
+    topology = star(events=FOREVER, **weather)
+    with pytest.raises(DeadlockError) as told:
+        play_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
+    line = str(told.value).splitlines()[0]
+    assert "link switch->b is dead for ever" in line
+    assert "transfer 2 (a to b, 1000000 bytes) can never arrive" in line
+
+
+def test_a_host_that_never_returns_is_named() -> None:
+    with pytest.raises(DeadlockError, match=r"^host b has crashed for ever, and transfer 1 \(a to b"):
+        finish(star(events=[{"host": "b", "at": "0.1 s", "crash": True}]), (0.5, "a", "b", 1.0))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [both("b", at="20 s", up=True), both("b", at="20 s", bandwidth="8 Mbit/s")],
+    ids=["comes up", "gets a rate"],
+)
+def test_an_event_to_come_is_hope(event: dict[str, Any]) -> None:
+    first = (
+        both("b", at="0.52 s", down=True) if "up" in event else both("b", at="0.52 s", bandwidth="0 bit/s")
+    )
+    weather = {"background": RECURRING["background"][:1]}
+    assert finish(star(events=[first, event], **weather), ONE)[0] >= 20.5
+
+
+def test_drift_to_nothing_passes() -> None:
+    weather = {
+        "drift": [{"link": ["a", "switch"], "kind": "regime", "every": "1 s", "levels": ["0 %", "100 %"]}]
+    }
+    assert finish(star(**weather), ONE)[0] > 1.02
+
+
+def test_recurring_weather_keeps_no_collective_alive() -> None:
+    topology = star(events=FOREVER, **RECURRING)
+    made = schedule("all_reduce", 3, num_bytes=3 * MEGABYTE)
+    with pytest.raises(DeadlockError, match="is dead for ever"):
+        time_collective(topology, Protocol.parse("ideal"), made, (A, B, C))
+
+
+@pytest.mark.parametrize("weather", [{}, RECURRING])
+@pytest.mark.parametrize("protocol", ["ideal", "gloo"])
+def test_ranks_that_wait_for_a_dead_link_are_told(weather: dict[str, Any], protocol: str) -> None:
+    import torch
+
+    def body(comm: Any) -> None:
+        comm.advance(1.0)
+        comm.all_reduce(torch.zeros(250_000))
+
+    with pytest.raises(DeadlockError) as told:
+        run_ranks(body, 3, star(events=FOREVER, **weather), protocol=protocol)
+    line = str(told.value).splitlines()[0]
+    assert "is dead for ever" in line
+    assert "rank 0 in all_reduce, rank 1 in all_reduce, rank 2 in all_reduce wait" in line
+
+
+def test_ranks_meet_the_weather_of_their_topology() -> None:
+    import torch
+
+    def seconds(**weather: Any) -> float:
+        run = run_ranks(lambda comm: comm.all_reduce(torch.zeros(250_000)), 3, star(**weather))
+        assert run.virtual_seconds is not None
+        return run.virtual_seconds
+
+    calm = seconds()
+    assert seconds(**RECURRING) > calm
+    assert seconds(events=[both("b", at="0.1 s", down=True, **{"for": "2 s"})]) == pytest.approx(calm + 2)
+    crashed = seconds(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "2 s"}])
+    assert calm + 2 < crashed < 2 * calm + 2
+
+
+# -- collectives: every tier agrees with events ---------------------------------------------------------------
+
+
+def play_once(
+    entries: Sequence[Entry], op: str, protocol: str, *, by_events: bool
+) -> tuple[list[float], np.ndarray, float]:
+    """When each member is through, and the bytes on links, of a collective with the given weather."""
+    clock = Clock()
+    network = Network(clock, Topology.load("wan-4-regions"), protocol)
+    faults = Faults(network, Weather())
+    hosts = network.topology.place(4)
+    name = default_algorithm(op, gloo=network.protocol.rendezvous)
+    made = schedule(op, 4, num_bytes=40 * MEGABYTE, algorithm=name, element_bytes=4)
+    times: list[float] = []
+    if by_events:  # traffic between two others keeps every collective on the network
+        idle = next(host for host in range(len(network.topology.hosts)) if host not in hosts)
+        faults.add(Background(idle, hosts[0] if idle != hosts[0] else hosts[1], bits_per_second=1e-6))
+    for repetition in range(2):
+        ends: dict[int, float] = {}
+        one = play(
+            network, made, hosts, on_done=lambda member, ends=ends: ends.__setitem__(member, clock.now)
+        )
+        for member in range(4):
+            clock.run(until=60.0 * repetition + (member + 1) / 64)
+            one.arrive(member)
+        if not repetition:
+            for entry in entries:
+                faults.add(entry)
+        faults.run_until(lambda ends=ends: len(ends) == 4)
+        times += [ends[member] for member in range(4)]
+    return times, network.link_bytes, network.dropped_bytes
+
+
+WAN = [link.index for link in Topology.load("wan-4-regions").links if "." not in link.source + link.target]
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "all_to_all"])
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [LinkEvent(0.1, tuple(WAN), bits_per_second=1e8)],
+        [LinkEvent(0.1, tuple(WAN), is_up=False, for_seconds=0.5)],
+        [Trace(tuple(WAN), "bits_per_second", (0.05, 0.3, 0.4), (3e7, 0.0, 1e8))],
+        [Trace(tuple(WAN), "latency_seconds", (0.05, 0.3), (0.2, 0.01))],
+        [Drift(tuple(WAN), "lognormal", 0.1, sigma=0.5)],
+        [HostEvent(0.1, 0, is_up=False, for_seconds=1.0)],
+    ],
+    ids=["degraded", "down", "rates", "latencies", "drift", "crash"],
+)
+def test_a_change_mid_way_sends_a_collective_through_events(
+    op: str, protocol: str, entries: list[Entry]
+) -> None:
+    fast = play_once(entries, op, protocol, by_events=False)
+    events = play_once(entries, op, protocol, by_events=True)
+    assert fast[0] == pytest.approx(events[0], rel=1e-9)
+    assert fast[0] != play_once([], op, protocol, by_events=False)[0]
+    assert fast[1] == pytest.approx(events[1], rel=1e-6, abs=1.0)
+    assert fast[2] == pytest.approx(events[2], rel=1e-6, abs=1.0)
