@@ -76,7 +76,7 @@ class Rehearsals:
     ) -> Outcome:
         """How a collective ends if its members arrive at these instants and nobody else is on the network."""
         network, first = self._network, min(arrivals)
-        # Request times lie on a grid: arrivals that differ by rounding only are the same arrivals.
+        # Request times lie on a grid: arrivals that differ by less are the same arrivals.
         offsets = tuple(round((arrival - first) * _GRID_PER_SECOND) for arrival in arrivals)
         state = window_states(network, group, first)
         key = (schedule, hosts, group, offsets, network.version, state)
@@ -84,7 +84,7 @@ class Rehearsals:
         if outcome is not None:
             self.outcomes.move_to_end(key)
             return outcome
-        alone = _Alone(network, schedule, hosts, group, np.array(offsets) / _GRID_PER_SECOND)
+        alone = _Alone(network, schedule, hosts, group, np.array(arrivals) - first)
         seconds, left = alone.ends(first)
         outcome = self.outcomes[key] = Outcome(_by_instant(seconds), _traffic(schedule, hosts), left)
         if len(self.outcomes) > _MOST_OUTCOMES:
