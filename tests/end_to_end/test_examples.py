@@ -1,0 +1,180 @@
+"""The examples run as they stand, or at a small size, and print what lies beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exogym_core.cli import main as netgym
+from exogym_core.experiment import Experiment
+from exogym_core.strategy import STRATEGIES
+from exogym_core.tasks import LLAMA_PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RUNS = sorted((EXAMPLES / "opendiloco").glob("*.yaml"))
+DECIMAL = re.compile(r"\d+\.\d+")
+
+
+@pytest.fixture
+def script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """Runs an example in this process, in an empty folder, and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def script(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return script
+
+
+@pytest.mark.parametrize("name", ["ring_by_hand.py", "netsim_alone.py"])
+def test_output_without_training_is_the_recorded_one(name: str, script: Callable[..., str]) -> None:
+    assert script(name) == (EXAMPLES / name).with_suffix(".out").read_text()
+
+
+def test_the_smallest_example_prints_the_recorded_steps_seconds_and_bytes(script: Callable[..., str]) -> None:
+    pytest.importorskip("sklearn")
+    recorded = (EXAMPLES / "smallest.out").read_text()
+    first, loss = script("smallest.py").splitlines()
+    assert first == recorded.splitlines()[0]
+    # Losses differ between processors in their last digits.
+    assert float(DECIMAL.findall(loss)[0]) == pytest.approx(float(DECIMAL.findall(recorded)[-1]), abs=0.05)
+
+
+def test_strategies_are_ranked_by_loss_and_by_seconds(script: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    out = script("digits.py", "--plot", "digits.png")
+    assert table(out, "By time") == table((EXAMPLES / "digits.out").read_text(), "By time")
+    ranked = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    assert ranked == ["strategy", "ddp", "sparta", "diloco", "strategy", "diloco", "ddp", "sparta"]
+    assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def table(text: str, title: str) -> list[list[str]]:
+    """Names, seconds and bytes of a table: what does not depend on the processor."""
+    rows = text[text.index(title) :].splitlines()[2:5]
+    return [[row.split()[column] for column in (0, 3, 5)] for row in rows]
+
+
+def test_digits_takes_mnists_files(script: Callable[..., str], tmp_path: Path) -> None:
+    for prefix, count in (("train", 64), ("t10k", 16)):
+        images = (
+            b"\x00\x00\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (count, 28, 28)) + bytes(count * 784)
+        )
+        (tmp_path / f"{prefix}-images-idx3-ubyte").write_bytes(images)
+        labels = b"\x00\x00\x08\x01" + count.to_bytes(4, "big") + bytes(count)
+        (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)
+    out = script("digits.py", "--mnist", str(tmp_path), "--steps", "2", "--batch-size", "2")
+    assert table(out, "By loss")[0][2] == table(out, "By time")[0][2]
+
+
+def test_scaling_has_equal_tokens_and_less_time_for_more_workers(
+    script: Callable[..., str], tmp_path: Path
+) -> None:
+    small = ["--tokens", "4096", "--batch-tokens", "512", "--H", "4", "--workers", "1", "2", "4"]
+    out = script("diloco_scaling.py", *small, "--save", "models")
+    rows = [re.split(r"\s{2,}", line) for line in out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["DDP K=4", "DiLoCo K=1", "DiLoCo K=2", "DiLoCo K=4"]
+    assert {(row[1], row[2]) for row in rows} == {("4,096", "8")}
+    assert [float(row[5]) for row in rows][1] == 0
+    assert float(rows[0][5]) == pytest.approx(4 * float(rows[3][5]), rel=0.01), "every step against every 4"
+    assert (tmp_path / "models" / "DiLoCo-K=4.safetensors").stat().st_size > 4 * 8192
+
+
+def test_gpt_on_text_with_every_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = str(EXAMPLES / "gpt_text.yaml")
+    assert {entry.name for entry in Experiment.load(path).strategies} == set(STRATEGIES)
+    Experiment.load(path, scale="small")
+    assert netgym(["compare", path, "--scale", "tiny", "--out", "run"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert [entry["steps"] for entry in summary] == [4] * len(STRATEGIES)
+    capsys.readouterr()
+    assert (
+        netgym(["sample", "run", "--strategy", "DiLoCo", "--prompt", "def ", "--tokens", "5", "--seed", "0"])
+        == 0
+    )
+    assert capsys.readouterr().out.startswith("def ")
+
+
+def test_opendiloco_has_six_runs() -> None:
+    assert len(RUNS) == 6
+    loaded = {path.stem: Experiment.load(path) for path in RUNS}
+    for name, experiment in loaded.items():
+        settings, (entry,) = experiment.settings, experiment.strategies
+        assert settings.steps == 88_000
+        assert settings.autocast
+        assert entry.options["optim_spec"] == {"name": "adamw", "weight_decay": 0.1, "betas": [0.9, 0.95]}
+        assert entry.options["lr_scheduler_kwargs"]["max_lr"] == 4e-4
+        size, _, rounds = name.replace("-ddp", "").partition("-diloco-")
+        assert settings.model is not None
+        assert settings.model.options["preset"] == size
+        assert size in LLAMA_PRESETS
+        assert entry.options.get("H") == (int(rounds) if rounds else None)
+        assert experiment.topology is not None
+        hosts = experiment.topology.place(settings.workers.count)
+        assert len(set(hosts)) == settings.workers.count
+        assert len({experiment.topology.region_of(host) for host in hosts}) == 4
+    batches = {name: e.settings.workers.count * e.settings.batch_size for name, e in loaded.items()}
+    assert batches == dict.fromkeys(("1b-ddp", "1b-diloco-125", "1b-diloco-500"), 8192) | {
+        "150m-ddp": 512,
+        "150m-diloco-50": 4096,
+        "150m-diloco-500": 4096,
+    }
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_opendilocos_runs_have_small_twins(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert netgym(["run", str(path), "--scale", "tiny", "--out", "run"]) == 0
+    (entry,) = json.loads(Path("run/summary.json").read_text())
+    num_parameters = 8192 + 2 * 2592 + 16  # embedding and head, two blocks, the last norm
+    count, rounds = (4 if path.stem.startswith("1b") else 8), {"ddp": 8, "500": 2, "50": 4, "125": 4}
+    total = rounds[path.stem.rsplit("-", 1)[1]] * 2 * (count - 1) * 4 * num_parameters
+    assert entry["bytes_sent"] == total
+    assert f"{path.stem}" in (tmp_path / "run" / "experiment.yaml").read_text().splitlines()[0]
+
+
+def test_opendilocos_runs_start_under_torchrun(tmp_path: Path) -> None:
+    script = EXAMPLES / "opendiloco" / "train.py"
+    command = [
+        sys.executable,
+        str(script),
+        str(RUNS[1]),
+        "--scale",
+        "tiny",
+        "--device",
+        "cpu",
+        "--save",
+        "m.safetensors",
+    ]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *command[1:],
+    ]
+    done = subprocess.run(torchrun, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^step (\d)", done.stdout, re.MULTILINE) == ["0", "4", "8"]
+    assert (tmp_path / "m.safetensors").is_file()
