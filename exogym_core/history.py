@@ -41,13 +41,14 @@ class FitResult:
         num_nodes, max_steps: ranks, and steps asked for.
         history: a row a step: step, examples_trained, train_loss, train_perplexity, lr, virtual_seconds,
             bytes_sent, payload_bytes, wan_bytes, compute_utilisation. Losses are means over all samples of
-            all ranks, bytes are sums over ranks from the start, seconds are when the last rank was through.
+            all ranks, bytes are sums over ranks from the start (payload_bytes: the mean, each encoded message
+            once), seconds are when the last rank was through.
         validation: a row an evaluation: step, local_loss, local_perplexity (rank 0's model), global_loss,
             global_perplexity and accuracy (the mean of all ranks' models), virtual_seconds of that step.
         correlation: a row a comparison of the replicas: step, correlation.
         rank_states: every rank's final state_dict, on the CPU.
         virtual_seconds: when the last rank ended; None without a topology.
-        bytes_sent, payload_bytes, wan_bytes: sums over ranks.
+        bytes_sent, wan_bytes: sums over ranks. payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / all virtual seconds, mean over ranks; None without a topology.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
         target_loss, virtual_seconds_to_target: what was asked for, and when an evaluation of the mean model
@@ -151,6 +152,8 @@ class Recorder:
         }
         for name in ("bytes_sent", "payload_bytes", "wan_bytes"):
             merged[name] = sum(row[name] for row in rows)
+        merged["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
+        for name in ("bytes_sent", "payload_bytes", "wan_bytes"):
             setattr(result, name, merged[name])
         merged["compute_utilisation"] = self._utilisation(ranks)
         result.history.append(merged)
