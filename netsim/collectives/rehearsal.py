@@ -84,7 +84,7 @@ class Rehearsals:
         if outcome is not None:
             self.outcomes.move_to_end(key)
             return outcome
-        alone = _Alone(network, schedule, hosts, group, np.array(arrivals) - first)
+        alone = _Alone(network, schedule, hosts, group, np.array(arrivals, np.float64) - first)
         seconds, left = alone.ends(first)
         outcome = self.outcomes[key] = Outcome(_by_instant(seconds), _traffic(schedule, hosts), left)
         if len(self.outcomes) > _MOST_OUTCOMES:
