@@ -1,0 +1,225 @@
+"""Law 7: stopping and resuming gives the same run as not stopping, bit for bit. Law 6: checkpoints are free."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from exogym_core import Trainer
+from exogym_core.checkpoint import Checkpoint, find_checkpoint
+from exogym_core.communicator.simulated import SimulatedCommunicator
+from exogym_core.data import Source
+from exogym_core.node import TrainNode
+from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
+from exogym_core.workers.rng import RandomStates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from exogym_core.history import FitResult
+
+NUM_NODES, NUM_STEPS = 3, 7
+PROCESSES = {"kind": "processes", "processes": 2}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "cosine": {
+        "lr_scheduler": "lambda_cosine",
+        "lr_scheduler_kwargs": {"warmup_steps": 3, "cosine_anneal": True},
+    },
+    "one cycle": {"lr_scheduler": "OneCycleLR", "lr_scheduler_kwargs": {"max_lr": 0.1, "total_steps": 20}},
+    "steps": {"lr_scheduler": "MultiStepLR", "lr_scheduler_kwargs": {"milestones": [2, 4, 4]}},
+}
+# More than the defaults, by name: schedules, codecs, islands, rounds that a stop falls into.
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in STRATEGIES),
+    ("AllReduce", {"codec": "int8", "max_norm": 0.5, **SCHEDULES["cosine"]}),
+    ("FedAvg", {"H": 2, "island_size": 2, "optim_spec": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}),
+    ("DiLoCo", {"H": 3, "codec": "bf16", **SCHEDULES["one cycle"]}),
+    ("SPARTA", {"p_sparta": 0.3, "index_selector": "shuffled_sequential", "interval": 2}),
+    ("SPARTA+DiLoCo", {"p_sparta": 0.3, "H": 3, **SCHEDULES["steps"]}),
+    ("DeMo", {"compression_topk": 2, "compression_chunk": 4, "codec": "compact"}),
+]
+
+
+class Model(nn.Module):
+    """Draws random numbers, and keeps a buffer that its state_dict leaves out."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if self.training:
+            self.calls += 1
+        logits = self.layers(batch[0]) * (1 + 0.01 * self.calls)
+        return nn.functional.cross_entropy(logits, batch[1])
+
+
+class Augmented(Dataset[tuple[Tensor, int]]):
+    """Samples that are different each time."""
+
+    def __init__(self, noise: float = 0.1) -> None:
+        self.noise = noise
+        self.samples = torch.randn(NUM_NODES * 4 * 3, 6, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = self.noise * (np.random.randn() + random.random())
+        return self.samples[index] + torch.tensor(noise, dtype=torch.float32), index % 3
+
+
+def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitResult:
+    def press(row: Mapping[str, Any]) -> None:
+        if row["kind"] == "step" and row["step"] == stop_at:
+            raise KeyboardInterrupt
+
+    arguments: dict[str, Any] = {
+        **{"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "minibatch_size": 2},
+        **{"val_size": 8, "val_interval": 3, "correlation_interval": 2, "topology": "two-datacenters"},
+        **{"protocol": "linux-tcp", "compute": {"fixed": "3 ms", "jitter": 0.2}, "workers": "threads"},
+        **{"device": "cpu"},
+    }
+    trainer = Trainer(Model(), Augmented(), Augmented(noise=0.0))
+    try:
+        trainer.fit(strategy=strategy, on_event=press, **{**arguments, **options})
+    except KeyboardInterrupt:
+        assert stop_at is not None
+    assert trainer.result is not None
+    return trainer.result
+
+
+def digest(value: Any) -> Any:
+    """The bits of a nested value, in a form that can be compared."""
+    if isinstance(value, Tensor):
+        return (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return {key: digest(item) for key, item in value.items()}
+    return [digest(item) for item in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def outcome(result: FitResult) -> Any:
+    assert result.complete
+    told = {**vars(result)}
+    for name in ("checkpoint_folder", "resumed_step"):
+        del told[name]
+    return digest(told)
+
+
+def last_checkpoint(result: FitResult) -> Any:
+    assert result.checkpoint_folder is not None
+    checkpoint = find_checkpoint(result.checkpoint_folder)
+    assert isinstance(checkpoint, Checkpoint)
+    states = [checkpoint.rank_state(rank) for rank in range(NUM_NODES)]
+    logs = [
+        [request for request in log if "checkpoint" not in getattr(request, "row", {})]
+        for log in checkpoint.requests()
+    ]
+    return checkpoint.step, digest(states), repr(logs)
+
+
+def make(number: int) -> Strategy:
+    name, options = OPTIONS[number]
+    return build_strategy(name, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Any:
+    """Of each strategy: the outcome without checkpoints, and the last of the checkpoints made beside it."""
+
+    @cache
+    def run(number: int) -> tuple[Any, Any]:
+        looked_at = fit(make(number), checkpoint_interval=1, save_dir=folder)
+        alone = outcome(fit(make(number)))
+        assert outcome(looked_at) == alone, "checkpoints must change nothing"
+        return alone, last_checkpoint(looked_at)
+
+    return run
+
+
+@given(st.data())
+@settings(max_examples=2)
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda number: "{} {}".format(*OPTIONS[number]))
+def test_a_stop_at_any_step_changes_no_bit(
+    number: int, folder: Path, whole: Any, data: st.DataObject
+) -> None:
+    stop_at = data.draw(st.integers(1, NUM_STEPS - 1))
+    every = data.draw(st.integers(1, 2))
+    stopped = fit(make(number), stop_at, checkpoint_interval=every, save_dir=folder)
+    resumed = fit(make(number), checkpoint_interval=1, resume_from=stopped.checkpoint_folder)
+    assert resumed.resumed_step == (stop_at - 1) // every * every
+    assert outcome(resumed) == whole(number)[0]
+    assert last_checkpoint(resumed) == whole(number)[1]
+
+
+@pytest.mark.parametrize("number", range(len(STRATEGIES)), ids=list(STRATEGIES).__getitem__)
+def test_processes_go_on_as_threads_would(number: int, folder: Path, whole: Any) -> None:
+    """Stopped in processes twice, resumed in processes and then in threads."""
+    stopped = fit(make(number), 3, checkpoint_interval=1, save_dir=folder, workers=PROCESSES)
+    where = {"checkpoint_interval": 1, "resume_from": stopped.checkpoint_folder}
+    again = fit(make(number), 6, workers={"kind": "processes", "processes": 3}, **where)
+    assert 0 < again.resumed_step < 6
+    resumed = fit(make(number), **where)
+    assert again.resumed_step < resumed.resumed_step
+    assert outcome(resumed) == whole(number)[0]
+    assert last_checkpoint(resumed) == whole(number)[1]
+
+
+def forget(*_: object) -> None:
+    pass
+
+
+PLANTED: dict[str, tuple[type, str]] = {
+    "random streams": (RandomStates, "load_state_dict"),
+    "the place in the data": (Source, "load_state_dict"),
+    "the communicator's counters": (SimulatedCommunicator, "load_state_dict"),
+    "the optimizers": (Strategy, "load_state_dict"),
+    "buffers": (TrainNode, "_passing_buffers"),
+    "that the clock has heard it": (SimulatedCommunicator, "repeating"),
+}
+
+
+@pytest.mark.parametrize("forgotten", PLANTED)
+def test_the_law_sees_what_is_forgotten(
+    forgotten: str, folder: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TalksInSetup(build_strategy("DiLoCo", H=3).__class__):  # type: ignore[misc]
+        def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+            super()._init_node(model, rank, num_nodes)
+            self.comm.all_reduce(torch.ones(100_000))
+
+    expected = outcome(fit(TalksInSetup(H=3)))
+    stopped = fit(TalksInSetup(H=3), 5, checkpoint_interval=1, save_dir=folder)
+    owner, name = PLANTED[forgotten]
+    replacement: Any = forget
+    if name == "_passing_buffers":
+        replacement = lambda node: []  # noqa: E731
+    elif name == "repeating":
+        replacement = SimulatedCommunicator.counted_as
+        monkeypatch.setattr(owner, name, lambda comm: replacement(comm, 0))
+    if name != "repeating":
+        monkeypatch.setattr(owner, name, replacement)
+    assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) != expected
+    monkeypatch.undo()
+    assert outcome(fit(TalksInSetup(H=3), resume_from=stopped.checkpoint_folder)) == expected
