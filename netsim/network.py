@@ -424,11 +424,12 @@ class Network:
                 self._neighbours.touch_slot(slot)
             if window is None:
                 continue
+            left, through = self._transfers.drain(slot, now) if drains else (0.0, True)
+            if drains:
+                window.end(now, left)
             window.follow(path.round_trip_seconds, path.loss)
-            if drains and slot not in self._transfers.held:
-                left, through = self._transfers.drain(slot, now)
-                if not through:
-                    self._accept(slot, window.again(now, left), left, now)
+            if not through and slot not in self._transfers.held:
+                self._accept(slot, window.again(now), left, now)
 
     def _touch(self, link: int) -> None:
         self.version += 1

@@ -167,9 +167,8 @@ class Window:
         if self._loss_bytes != before:
             self._until_loss = self._loss_bytes
 
-    def again(self, now: float, left: float) -> Grant:
-        """The last grant ends early, with `left` bytes of the message remaining."""
-        self._use(now, left)
+    def again(self, now: float) -> Grant:
+        """What the message under way may do now that the path has changed; `end` was told what remains."""
         return self._grant(now)
 
     def touch(self, now: float) -> None:

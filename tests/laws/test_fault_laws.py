@@ -1,0 +1,447 @@
+"""Laws 1 to 3 under faults: a machine that breaks and heals at random, and small scenarios exhaustively."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+import netsim.faults
+import netsim.outage
+from netsim.capacity import Capacity
+from netsim.clock import Clock
+from netsim.collectives import play, schedule
+from netsim.errors import DeadlockError
+from netsim.faults import Faults
+from netsim.network import Network
+from netsim.paths import PathTable
+from netsim.topology import Topology
+from netsim.transfers import Transfers
+from netsim.weather import Background, HostEvent, LinkEvent, Weather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from netsim.fairness import FloatArray, IntArray
+
+# a, b - left - right - c, d: the middle is shared and narrow.
+TOPOLOGY = Topology.from_mapping(
+    {
+        "hosts": {name: {} for name in "abcd"},
+        "routers": ["left", "right"],
+        "links": [
+            {"between": ["a", "left"], "bandwidth": "10 Mbit/s", "latency": "1 ms"},
+            {"between": ["b", "left"], "up": "2 Mbit/s", "down": "20 Mbit/s", "latency": "5 ms"},
+            {"between": ["left", "right"], "bandwidth": "8 Mbit/s", "latency": "30 ms"},
+            {"between": ["c", "right"], "bandwidth": "10 Mbit/s", "latency": "0 s"},
+            {"between": ["d", "right"], "bandwidth": "100 Mbit/s", "latency": "10 ms"},
+        ],
+    }
+)
+NUM_LINKS = len(TOPOLOGY.links)
+_NO_SHRINKING = (Phase.explicit, Phase.generate)
+FORCED = ["nothing", "a fifth", "half", "all"]
+SHARES = dict(zip(FORCED, (0.0, 0.2, 0.5, 1.0), strict=True))
+
+
+class Account:
+    """Watches a network and keeps its own books of bytes, from the rates it hears of."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.sizes: dict[int, float] = {}
+        self.routes: dict[int, list[int]] = {}
+        self.rates: dict[int, float] = {}
+        self.moved: dict[int, float] = {}
+        self.since: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
+        self.instants: set[float] = set()
+        network.observe(self)
+
+    def transfer_started(
+        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
+    ) -> None:
+        assert transfer not in self.sizes
+        self.sizes[transfer] = num_bytes
+        self.routes[transfer] = list(self.network.topology.route(source, target))
+        self.moved[transfer] = 0.0
+        self.instants.add(self.network.env.now)
+
+    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
+        assert transfer not in self.ended
+        self._move(transfer, 0.0)
+        self.rates.pop(transfer)
+        self.ended[transfer] = delivered_bytes
+        self.instants.add(self.network.env.now)
+
+    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
+        for transfer, rate in zip(transfers.tolist(), bytes_per_second.tolist(), strict=True):
+            self._move(transfer, rate)
+        self.instants.add(self.network.env.now)
+
+    def _move(self, transfer: int, rate: float) -> None:
+        now = self.network.env.now
+        self.moved[transfer] += self.rates.get(transfer, 0.0) * (now - self.since.get(transfer, now))
+        self.rates[transfer], self.since[transfer] = rate, now
+
+    def check_bytes(self) -> None:
+        """Law 1: sent = received + dropped + in flight, and links carry what transfers move over them."""
+        for transfer in list(self.rates):
+            self._move(transfer, self.rates[transfer])
+        received = sum(self.ended.values())
+        in_flight = sum(size for transfer, size in self.sizes.items() if transfer not in self.ended)
+        account = received + self.network.dropped_bytes + in_flight
+        assert account == pytest.approx(sum(self.sizes.values()), rel=1e-9, abs=1e-3)
+        assert self.network.num_in_flight == len(self.sizes) - len(self.ended)
+        expected = np.zeros(NUM_LINKS)
+        for transfer, size in self.sizes.items():
+            moved = self.moved[transfer]
+            assert moved <= size * (1 + 1e-9) + 1e-3
+            if transfer in self.ended and self.routes[transfer]:
+                assert moved == pytest.approx(self.ended[transfer], rel=1e-9, abs=1e-3)
+            expected[self.routes[transfer]] += moved
+        np.testing.assert_allclose(self.network.link_bytes, expected, rtol=1e-9, atol=1e-2)
+
+    def check_rates(self, capacity: FloatArray, *, fair: bool) -> None:
+        """Law 2, with `capacity` in payload bytes per second; without windows also who may have more."""
+        load, largest = np.zeros(NUM_LINKS), np.zeros(NUM_LINKS)
+        for transfer, rate in self.rates.items():
+            route = self.routes[transfer]
+            load[route] += rate
+            largest[route] = np.maximum(largest[route], rate)
+        assert (load <= capacity * (1 + 1e-9)).all()
+        for transfer, rate in self.rates.items():
+            route = self.routes[transfer]
+            full = load[route] >= capacity[route] * (1 - 1e-9)
+            assert not fair or (full & (largest[route] <= rate * (1 + 1e-9))).any()
+
+
+class Weathered(RuleBasedStateMachine):
+    """Adds transfers, moves time, breaks and heals; its own model says what every link carries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[int, tuple[float, int, int, int]] = {}
+        self.delivered: dict[int, float] = {}
+        self.is_up = [True] * NUM_LINKS
+        self.share = [1.0] * NUM_LINKS
+        self.alive = [True] * len(TOPOLOGY.hosts)
+
+    @initialize(protocol=st.sampled_from(["ideal", "linux-tcp", "gloo"]))
+    def build(self, protocol: str) -> None:
+        self.clock = Clock()
+        self.network = Network(self.clock, TOPOLOGY, protocol)
+        self.account = Account(self.network)
+        self.faults = Faults(self.network, Weather())
+        self.faults.on_stuck = lambda reason: None  # whatever is dead may be healed by the next rule
+
+    @rule(
+        src=st.integers(0, 3),
+        dst=st.integers(0, 3),
+        num_bytes=st.sampled_from([0, 1, 1000, 100_000, 2_000_000]),
+        connection=st.integers(0, 1),
+    )
+    def send(self, src: int, dst: int, num_bytes: int, connection: int) -> None:
+        number = len(self.sent)
+        self.sent[number] = (self.clock.now, src, dst, num_bytes)
+        self.network.send(src, dst, num_bytes, lambda: self._deliver(number), connection=connection)
+        self._settle()
+
+    @rule(seconds=st.sampled_from([0.001, 0.03, 0.1, 0.25, 1.0, 7.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.run(until=self.clock.now + seconds)
+        self._settle()
+
+    @rule(link=st.integers(0, NUM_LINKS - 1), up=st.booleans())
+    def switch(self, link: int, up: bool) -> None:
+        self.is_up[link] = up
+        self.faults.add(LinkEvent(self.clock.now, (link,), is_up=up))
+        self._settle()
+
+    @rule(link=st.integers(0, NUM_LINKS - 1), share=st.sampled_from(FORCED))
+    def degrade(self, link: int, share: str) -> None:
+        self.share[link] = SHARES[share]
+        rate = TOPOLOGY.links[link].bits_per_second * SHARES[share]
+        self.faults.add(LinkEvent(self.clock.now, (link,), bits_per_second=rate))
+        self._settle()
+
+    @rule(link=st.integers(0, NUM_LINKS - 1), more=st.sampled_from([0.0, 0.02, 0.3]))
+    def change_latency(self, link: int, more: float) -> None:
+        latency = TOPOLOGY.links[link].latency_seconds + more
+        self.faults.add(LinkEvent(self.clock.now, (link,), latency_seconds=latency))
+        self._settle()
+
+    @rule(link=st.integers(0, NUM_LINKS - 1), loss=st.sampled_from([0.0, 0.001, 0.05]))
+    def change_loss(self, link: int, loss: float) -> None:
+        self.faults.add(LinkEvent(self.clock.now, (link,), loss=loss))
+        self._settle()
+
+    @rule(host=st.integers(0, 3))
+    def crash(self, host: int) -> None:
+        self.alive[host] = False
+        self.faults.add(HostEvent(self.clock.now, host, is_up=False))
+        self._settle()
+
+    @rule(host=st.integers(0, 3))
+    def bring_back(self, host: int) -> None:
+        self.alive[host] = True
+        self.faults.add(HostEvent(self.clock.now, host, is_up=True))
+        self._settle()
+
+    @invariant()
+    def laws_hold(self) -> None:
+        if not hasattr(self, "network"):
+            return
+        self.account.check_bytes()
+        self.account.check_rates(self._capacity(), fair=not self.network.protocol.has_windows)
+
+    def teardown(self) -> None:
+        """When all is healed, everything arrives, once, and the run ends."""
+        if not hasattr(self, "network"):
+            return
+        for link in range(NUM_LINKS):
+            self.switch(link, True)
+            self.degrade(link, "all")
+            self.change_loss(link, 0.0)
+        for host in range(4):
+            self.bring_back(host)
+        self.clock.run()
+        assert self.delivered.keys() == self.sent.keys()
+        assert self.network.num_in_flight == 0
+        self.account.check_bytes()
+
+    def _deliver(self, number: int) -> None:
+        assert number not in self.delivered
+        self.delivered[number] = self.clock.now
+        start, source, target, num_bytes = self.sent[number]
+        route = list(TOPOLOGY.route(source, target))
+        latency = sum(TOPOLOGY.latency_seconds[route].tolist())
+        narrowest = min(TOPOLOGY.bits_per_second[route].tolist(), default=math.inf)
+        # Law 3: links never carry more, and are never shorter, than the topology says.
+        assert self.clock.now - start >= (latency + num_bytes * 8 / narrowest) * (1 - 1e-9)
+
+    def _capacity(self) -> FloatArray:
+        ends = [(link.source, link.target) for link in TOPOLOGY.links]
+        names = [host.name for host in TOPOLOGY.hosts]
+        down = {name for name, alive in zip(names, self.alive, strict=True) if not alive}
+        works = [up and not down & set(pair) for up, pair in zip(self.is_up, ends, strict=True)]
+        share = np.array(self.share) * works
+        return TOPOLOGY.bits_per_second / 8 * share * self.network.protocol.payload_share
+
+    def _settle(self) -> None:
+        """Whatever happens in this instant does."""
+        while self.clock.peek() <= self.clock.now:
+            self.clock.step()
+
+
+Weathered.TestCase.settings = settings(stateful_step_count=25)
+TestWeathered = Weathered.TestCase
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------
+
+
+def dead_links_carry_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Capacity, "set_up", lambda self, link, up: None)
+
+
+def changes_are_seen_late(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Network, "_touch", lambda self, link: None)
+
+
+def crashes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    right = Network.abort
+
+    def abort(self: Network, transfer: int) -> float:
+        before = self.dropped_bytes
+        delivered = right(self, transfer)
+        self.dropped_bytes = before
+        return delivered
+
+    patch.setattr(Network, "abort", abort)
+
+
+def crashes_lose_messages(patch: pytest.MonkeyPatch) -> None:
+    def drop(network: Network, host: int) -> None:
+        for number, slot in list(network._slots.items()):
+            if network._of_slot[slot].path.source == host:
+                network.abort(number)
+
+    patch.setattr(netsim.faults, "drop_transfers", drop)
+
+
+def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
+    right = netsim.outage.drop_transfers
+
+    def drop(network: Network, host: int) -> None:
+        slots = network._slots.items()
+        sent = [network._of_slot[slot].path for _, slot in slots]
+        calls = [network._callbacks[number][0] for number, _ in slots]
+        right(network, host)
+        for path, call in zip(sent, calls, strict=True):
+            if path.source == host:
+                network.send(path.source, path.target, 1, call)
+
+    patch.setattr(netsim.faults, "drop_transfers", drop)
+
+
+def held_transfers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Network, "_go_on_unless_cut", lambda self, slot: None)
+
+
+def windows_forget_what_they_drained(patch: pytest.MonkeyPatch) -> None:
+    right = Transfers.hold
+
+    def hold(self: Transfers, slot: int) -> None:
+        right(self, slot)
+        self.remaining[slot] = self.size[slot]
+
+    patch.setattr(Transfers, "hold", hold)
+
+
+def latency_is_lost_when_it_changes(patch: pytest.MonkeyPatch) -> None:
+    right = PathTable._measured
+
+    def measured(self: PathTable, link: int) -> Any:
+        changed = right(self, link)
+        for path in changed:
+            path.latency_seconds = 0.0
+        return changed
+
+    patch.setattr(PathTable, "_measured", measured)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        dead_links_carry_on,
+        changes_are_seen_late,
+        crashes_are_not_counted,
+        crashes_lose_messages,
+        crashes_send_twice,
+        held_transfers_are_forgotten,
+        windows_forget_what_they_drained,
+        latency_is_lost_when_it_changes,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_bug_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            Weathered,
+            settings=settings(
+                max_examples=200, stateful_step_count=25, print_blob=False, phases=_NO_SHRINKING
+            ),
+        )
+
+
+# -- exhaustively ------------------------------------------------------------------------------------------------
+
+
+def shared_flows(network: Network, done: Callable[[], None]) -> int:
+    """Two transfers share the middle, a third begins as they go."""
+    network.send(0, 2, 100_000, done)
+    network.send(1, 3, 50_000, done)
+    network.env.timeout(0.05).callbacks.append(lambda event: network.send(3, 0, 50_000, done))
+    return 3
+
+
+def one_connection(network: Network, done: Callable[[], None]) -> int:
+    """Three messages of one connection, one of them empty, in slow start."""
+    for num_bytes in (40_000, 0, 20_000):
+        network.send(0, 2, num_bytes, done, connection="one")
+    return 3
+
+
+def ring(network: Network, done: Callable[[], None]) -> int:
+    """An all-reduce across the middle."""
+    one = play(network, schedule("all_reduce", 2, num_bytes=90_000), (0, 2), on_done=lambda member: done())
+    for member in range(2):
+        one.arrive(member)
+    return 2
+
+
+SCENARIOS = {
+    "shared flows": (shared_flows, "ideal"),
+    "one connection": (one_connection, "linux-tcp"),
+    "ring": (ring, "ideal"),
+}
+# On each wire of the star, both ways at once; and each host.
+WIRES = [(index, other) for index, link in enumerate(TOPOLOGY.links) for other, back in enumerate(TOPOLOGY.links)
+         if (link.source, link.target) == (back.target, back.source) and index < other]  # fmt: skip
+
+
+def run_scenario(name: str, weather: Weather) -> tuple[Account, bool, float]:
+    """The books, whether all was delivered, and when it ended."""
+    begin, protocol = SCENARIOS[name]
+    network = Network(Clock(), TOPOLOGY, protocol)
+    account = Account(network)
+    faults = Faults(network, weather)
+    num_done: list[None] = []
+    expected = begin(network, lambda: num_done.append(None))
+    try:
+        faults.run_until(lambda: len(num_done) >= expected)
+    except DeadlockError:
+        return account, False, network.env.now
+    assert len(num_done) == expected
+    return account, True, network.env.now
+
+
+def moments(name: str) -> list[float]:
+    """The instants at which something happens in a scenario without weather, and those between them."""
+    account, _, end = run_scenario(name, Weather())
+    instants = sorted({*account.instants, end})
+    between = [(one + other) / 2 for one, other in itertools.pairwise(instants)]
+    return sorted({*instants, *between})
+
+
+def outages(points: Sequence[float]) -> Iterator[Weather]:
+    """Every wire and every host off at each moment, and on at each later one, or never."""
+    for off, on in itertools.combinations([*points, math.inf], 2):
+        seconds = None if on == math.inf else on - off
+        for wire in WIRES:
+            yield Weather(link_events=(LinkEvent(off, wire, is_up=False, for_seconds=seconds),))
+        for host in range(4):
+            yield Weather(host_events=(HostEvent(off, host, is_up=False, for_seconds=seconds),))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_run_ends_whatever_goes_off_and_on_when(name: str) -> None:
+    points = moments(name)
+    _, _, calm = run_scenario(name, Weather())
+    num_runs = num_stuck = 0
+    for weather in outages(points):
+        account, finished, end = run_scenario(name, weather)
+        num_runs += 1
+        num_stuck += not finished
+        (event,) = weather.link_events or weather.host_events
+        assert finished or event.for_seconds is None  # what comes back is no excuse
+        assert not finished or end >= calm * (1 - 1e-9) or name == "shared flows"
+        if (
+            account.network.before_change is None
+        ):  # else a collective waits off the network, and carries nothing
+            account.check_bytes()
+    assert num_runs >= 9 * 45
+    assert 0 < num_stuck < num_runs
+
+
+def test_recurring_weather_does_not_keep_a_dead_run_alive() -> None:
+    weather = Weather(
+        link_events=(LinkEvent(0.02, WIRES[0], is_up=False),),
+        background=(
+            Background(1, 3, num_bytes=1000, every_seconds=0.1),
+            Background(2, 3, bits_per_second=1e5),
+        ),
+    )
+    _, finished, end = run_scenario("one connection", weather)
+    assert not finished
+    assert end < 1.0
