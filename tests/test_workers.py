@@ -1,0 +1,122 @@
+"""How ranks are carried: the option, the random generators that travel, the memory that is shared."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exogym_core.workers.arena import Arena
+from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.spec import WorkerSpec
+from netsim.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("given_spec", "kind", "processes"),
+    [
+        ("threads", "threads", None),
+        ("processes", "processes", 2),
+        ("auto", "threads", None),
+        ({"kind": "auto", "processes": 3}, "processes", 3),
+        ({"kind": "processes", "processes": 9}, "processes", 4),
+        (None, "threads", None),
+    ],
+)
+def test_settling_decides_kind_and_number(given_spec: Any, kind: str, processes: int | None) -> None:
+    settled = WorkerSpec.parse(given_spec).settle(num_ranks=4, num_cores=2)
+    assert (settled.kind, settled.processes) == (kind, processes)
+
+
+def test_auto_takes_processes_for_steps_worth_it() -> None:
+    auto = WorkerSpec.parse("auto")
+    assert auto.settle(8, 2, step_flops=1e10).kind == "processes"
+    assert auto.settle(8, 2, step_flops=1e6).kind == "threads"
+    assert auto.settle(8, 1, step_flops=1e10).kind == "threads"
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        (
+            "thread",
+            "unknown kind of workers 'thread': did you mean 'threads'? Accepted: threads, processes, auto",
+        ),
+        ({"knd": "threads"}, "unknown key in workers 'knd': did you mean 'kind'?"),
+        ({"kind": "processes", "processes": 0}, "workers: processes is 0; give a whole number from 1 up"),
+        ({"intra_op_threads": True}, "workers: intra_op_threads is True; give a whole number from 1 up"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(spec: Any, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        WorkerSpec.parse(spec)
+    assert str(caught.value).startswith(line)
+
+
+draws = st.lists(st.sampled_from(["rand", "randn", "seed", "random", "torch", "integers"]), max_size=6)
+
+
+def draw(kind: str) -> Any:
+    match kind:
+        case "rand":
+            return np.random.rand()
+        case "randn":
+            return np.random.randn()  # keeps a second Gaussian for the next call
+        case "seed":
+            return np.random.seed(5)
+        case "random":
+            return random.gauss(0, 1)
+        case "torch":
+            return float(torch.rand(()))
+    return np.random.randint(100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), draws), max_size=8))
+def test_generators_that_travel_are_as_good_as_ones_own(turns: list[tuple[int, list[str]]]) -> None:
+    """Three ranks by turns draw what each would have drawn alone."""
+    outside = RandomStates.of_process()
+    alone = []
+    for rank in range(3):
+        states = RandomStates(7, rank)
+        states.load()
+        alone.append([draw(kind) for who, kinds in turns if who == rank for kind in kinds])
+    together: list[list[Any]] = [[], [], []]
+    ranks = [RandomStates(7, rank) for rank in range(3)]
+    outside.load()
+    inside = outside
+    for who, kinds in turns:
+        inside.save()
+        ranks[who].load(inside)
+        inside = ranks[who]
+        together[who] += [draw(kind) for kind in kinds]
+    inside.save()
+    outside.load(inside)
+    assert together == alone
+
+
+@pytest.mark.parametrize("num_elements", [0, 1, 1023, 100_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_come_back_from_shared_memory(num_elements: int, dtype: torch.dtype) -> None:
+    arena = Arena()
+    tensor = (torch.arange(num_elements) % 2).to(dtype)
+    ref = arena.put(tensor)
+    other_side = Arena(arena.fd, upper_half=True)
+    assert torch.equal(other_side.get(ref), tensor)
+    strided = torch.stack([tensor, tensor], dim=1)[:, 0]
+    assert torch.equal(other_side.get(arena.put(strided)), tensor)
+    arena.close()
+
+
+def test_freed_memory_is_used_again() -> None:
+    arena = Arena()
+    first = arena.put(torch.zeros(10_000))
+    arena.free([first])
+    second = arena.put(torch.ones(9_000))
+    assert second.content == first.content
+    assert arena.put(torch.ones(9_000)).content != second.content
+    arena.close()
