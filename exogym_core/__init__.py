@@ -15,13 +15,24 @@ if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
     from exogym_core.history import FitResult
     from exogym_core.node import TrainNode
+    from exogym_core.optimizer import DiLoCoOptimizer
     from exogym_core.strategy import OptimSpec, Strategy
     from exogym_core.trainer import LocalTrainer, Trainer
 
-__all__ = ["Communicator", "FitResult", "LocalTrainer", "OptimSpec", "Strategy", "TrainNode", "Trainer"]
+__all__ = [
+    "Communicator",
+    "DiLoCoOptimizer",
+    "FitResult",
+    "LocalTrainer",
+    "OptimSpec",
+    "Strategy",
+    "TrainNode",
+    "Trainer",
+]
 
 _HOMES = {
     "Communicator": "communicator",
+    "DiLoCoOptimizer": "optimizer",
     "FitResult": "history",
     "LocalTrainer": "trainer",
     "OptimSpec": "strategy",
