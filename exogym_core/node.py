@@ -356,6 +356,7 @@ class TrainNode:
             state["cuda"] = torch.cuda.get_rng_state(self.device)
         files = self.checkpoints.save(self.local_step, self.comm.rank, state)
         self.comm.mark({"step": self.local_step, "checkpoint": files})
+        self.comm.flush()
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Set up anew and take over what `save` saved; the clock has heard of all that already."""

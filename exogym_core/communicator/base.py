@@ -235,6 +235,9 @@ class Communicator(ABC):
         """Calls inside are made again after a restart: values are exchanged, the clock hears nothing."""
         yield
 
+    def flush(self) -> None:
+        """Have what this rank has marked so far seen soon, not when it next waits for others."""
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's counters, in all its groups, for a checkpoint.
 

@@ -56,6 +56,9 @@ class Port(Protocol):
     def ready(self, ticket: Any) -> bool:
         """Whether `take` would return at once, in host time."""
 
+    def flush(self) -> None:
+        """Have the clock play what this rank has requested, as far as it can."""
+
     def ask(self, key: Key | None) -> float | bool:
         """The kernel's answer to `Ask(key)`, at this rank's virtual time."""
 
@@ -350,6 +353,9 @@ class SimulatedCommunicator(Communicator):
             yield
         finally:
             self._state.repeating = False
+
+    def flush(self) -> None:
+        self._port.flush()
 
     def state_dict(self) -> dict[str, Any]:
         state = self._state

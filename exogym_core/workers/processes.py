@@ -267,6 +267,9 @@ class _PipePort:
     def ready(self, ticket: _Ticket) -> bool:
         return ticket.done is not None
 
+    def flush(self) -> None:
+        self._child.flush()
+
     def ask(self, key: Key | None) -> float | bool:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
@@ -333,6 +336,8 @@ class _Parent:
     def _let_run(self, rank: int) -> None:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
         assert self.children is not None
+        # Raised here and not below: what ranks had requested before a failure is played first.
+        self.failure.raise_if_any()
         if not self._inboxes:
             if not self.simulation.exchange.any_running():
                 raise self.simulation.stuck(rank)
@@ -345,7 +350,6 @@ class _Parent:
         index, batch = self._inboxes.popleft()
         for record in batch:
             self._take_in(index, record)
-        self.failure.raise_if_any()
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
         exchange, arena = self.simulation.exchange, self._arenas[index]

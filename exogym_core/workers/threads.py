@@ -84,10 +84,11 @@ class _ThreadRun:
     # --- what the simulation asks for, in the host's turn --------------------------------------------------
 
     def _let_run(self, rank: int) -> None:
+        # Raised here and not below: what ranks had requested before a failure is played first.
+        self.failure.raise_if_any()
         if not self.turns.ready:
             raise self.simulation.stuck(rank)
         self.turns.let_ranks_run()
-        self.failure.raise_if_any()
 
     def _completed(self, slot: Slot) -> None:
         self.turns.ready.extend(slot.waiters)
@@ -134,6 +135,10 @@ class _ThreadPort:
 
     def ready(self, ticket: Slot) -> bool:
         return ticket.done
+
+    def flush(self) -> None:
+        if self._turns.is_rank_thread(self._rank):
+            self._turns.give_way_to_host(self._rank)
 
     def ask(self, key: Key | None) -> float | bool:
         self._turns.check()

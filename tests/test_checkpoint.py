@@ -1,0 +1,411 @@
+"""Checkpoints on disk: what is kept exactly, what never loads, what a crash leaves, what is refused."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import random
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer, checkpoint, rank_state
+from exogym_core.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
+from exogym_core.communicator import run_ranks
+from exogym_core.rank_state import decode, encode, read_state, write_state
+from exogym_core.record import RecordError
+from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
+from exogym_core.workers.journal import Journal, requests_from_text, requests_to_text
+from netsim.errors import InputError
+from netsim.kernel import Advance, Call, Key, Mark, Post, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from exogym_core.history import FitResult
+
+NUM_NODES, NUM_STEPS = 2, 5
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 3, bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Linear(4, width, bias), nn.Dropout(0.5), nn.Linear(width, 1))
+
+    def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
+        return self.layer(batch[0]).square().mean()
+
+
+DATA = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
+
+
+def fit(model: nn.Module | None = None, strategy: Strategy | None = None, **options: Any) -> FitResult:
+    arguments = {"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "device": "cpu"}
+    trainer = Trainer(model if model is not None else Model(), DATA)
+    strategy = strategy if strategy is not None else DiLoCoStrategy(H=2)
+    trainer.fit(strategy=strategy, **{**arguments, **options})
+    assert trainer.result is not None
+    return trainer.result
+
+
+def outcome(result: FitResult) -> Any:
+    states = [{name: value.tolist() for name, value in state.items()} for state in result.rank_states]
+    return result.history, states
+
+
+def load(path: Path) -> Checkpoint:
+    """Read all of a checkpoint."""
+    found = Checkpoint.open(path)
+    found.requests()
+    for rank in range(NUM_NODES):
+        found.rank_state(rank)
+    return found
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The step folder of a run's last checkpoint."""
+    result = fit(checkpoint_interval=2, save_dir=tmp_path / "saved")
+    assert result.checkpoint_folder == tmp_path / "saved" / "DiLoCoStrategy"
+    (path,) = result.checkpoint_folder.iterdir()
+    assert path.name == "step-00000004"
+    return path
+
+
+# --- what is kept exactly ----------------------------------------------------------------------------------
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$", "a"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(plain_values)
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    found = decode(encode(value, tensors), tensors)
+    assert repr(found) == repr(value)
+
+
+def test_everything_else_that_states_hold_comes_back_too(tmp_path: Path) -> None:
+    state = {
+        "tensors": [torch.arange(6).view(2, 3).T, torch.tensor(float("nan")), torch.zeros(0, 3)],
+        "dtypes": [torch.tensor([1.5], dtype=t) for t in (torch.bfloat16, torch.float16, torch.float64)],
+        "array": np.arange(3, dtype=np.uint32),
+        "counter": Counter({2: 1, 4: 2}),
+        "odd": [torch.float16, torch.device("cpu"), np.float64(0.1), np.int64(3), math.inf, -math.inf],
+        0: {"parameter": nn.Parameter(torch.ones(2))},
+    }
+    facts = write_state(tmp_path, "state", state)
+    found = read_state(tmp_path, "state", facts)
+    for kind in ("tensors", "dtypes"):
+        for before, after in zip(state[kind], found[kind], strict=True):
+            assert before.dtype == after.dtype
+            assert before.shape == after.shape
+            assert (
+                before.reshape(-1).view(torch.uint8).tolist() == after.reshape(-1).view(torch.uint8).tolist()
+            )
+    assert found["array"].dtype == np.uint32
+    assert found["array"].tolist() == [0, 1, 2]
+    assert type(found["counter"]) is Counter
+    assert found["counter"] == state["counter"]
+    assert found["odd"] == [torch.float16, torch.device("cpu"), 0.1, 3, math.inf, -math.inf]
+    assert found[0]["parameter"].tolist() == [1.0, 1.0]
+
+
+def test_what_cannot_be_kept_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"^checkpoint: state\.a\[1\]\[2\] is a Generator; a state_dict must"
+    ):
+        encode({"a": [0, {2: torch.Generator()}]}, {})
+
+
+def test_logs_come_back_as_they_were() -> None:
+    call = Call("all_to_all", (0, 1), 7, 0, 4, ((1, 2), (3, 4)))
+    key = Key((("message", (0, 1), 0), 5), ((1, "a"), 2))
+    streams = [
+        [Advance(0.1), Advance(0.1), Post(key, 1, call), Wait(key), Mark({"loss": math.inf, "to": [None]})],
+        [],
+        [Wait(Key(0, 0))],
+    ]
+    text = requests_to_text(streams) + requests_to_text([[], [Advance(1e-300)], []])
+    streams[1].append(Advance(1e-300))
+    assert requests_from_text(text, 3) == streams
+    with pytest.raises(InputError, match=r"^rank 0, checkpoint: the row .* cannot be kept"):
+        requests_to_text([[Mark({"tensor": torch.ones(1)})]])
+
+
+# --- what never loads --------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_never_loads_and_is_named(saved: Path) -> None:
+    assert load(saved).step == 4
+    draw = random.Random(0)
+    for path in sorted(saved.iterdir()):
+        content = path.read_bytes()
+        damages = [flipped(content, draw.randrange(len(content) * 8)) for _ in range(70)]
+        damages += [content[: draw.randrange(len(content))] for _ in range(20)]
+        damages += [b"", bytes(len(content)), content + b"\n", content[:-1]]
+        for damage in damages:
+            path.write_bytes(damage)
+            with pytest.raises(RecordError) as caught:
+                load(saved)
+            assert str(caught.value).startswith(f"{path}: is damaged (")
+            assert f"delete {saved} to go on" in str(caught.value)
+        path.unlink()
+        with pytest.raises(RecordError, match=path.name):
+            load(saved)
+        path.write_bytes(content)
+    assert load(saved).step == 4
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_files_of_two_checkpoints_do_not_mix(saved: Path, tmp_path: Path) -> None:
+    other = fit(checkpoint_interval=5, save_dir=tmp_path / "other").checkpoint_folder
+    assert other is not None
+    shutil.copy(other / "step-00000005" / "rank-0001.json", saved)
+    with pytest.raises(RecordError, match=r"rank-0001\.json: is damaged"):
+        fit(resume_from=saved)
+
+
+# --- what a crash leaves -----------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+def stages_of_a_save(tmp_path: Path) -> list[str]:
+    writer = CheckpointWriter(tmp_path, {}, 1)
+    writer.journal.log = [[]]
+    (tmp_path / ".step-00000001").mkdir()
+    return list(writer.stages(1, {}, {0: 0}))
+
+
+@pytest.mark.parametrize("crash_after", range(5))
+def test_a_crash_while_a_checkpoint_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_after: int
+) -> None:
+    names = ["log", "manifest", "renamed", "complete", "alone"]
+    assert stages_of_a_save(tmp_path) == names
+    stages = CheckpointWriter.stages
+
+    def crashing(writer: CheckpointWriter, step: int, *rest: Any) -> Iterator[str]:
+        for number, stage in enumerate(stages(writer, step, *rest)):
+            yield stage
+            if step == 3 and number == crash_after:
+                raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointWriter, "stages", crashing)
+        patch.setattr(CheckpointWriter, "close", lambda writer: None)  # as after kill -9: nothing is tidied
+        with pytest.raises(Killed):
+            fit(checkpoint_interval=1, save_dir=tmp_path)
+    check_resumed(tmp_path / "DiLoCoStrategy", {2 if crash_after < 2 else 3})
+
+
+@pytest.mark.parametrize("crash_at", range(6 * 2, 6 * 3))
+def test_a_crash_while_a_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
+) -> None:
+    """Two files a rank, log and manifest make six a checkpoint; half of the file in hand is there."""
+    write_new, num_written = rank_state.write_new, 0
+
+    def crashing(path: Path, content: bytes) -> Any:
+        nonlocal num_written
+        if num_written == crash_at:
+            path.write_bytes(content[: len(content) // 2])
+            raise Killed
+        num_written += 1
+        return write_new(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_state, "write_new", crashing)
+        patch.setattr(checkpoint, "write_new", crashing)
+        patch.setattr(CheckpointWriter, "close", lambda writer: None)
+        with pytest.raises(BaseException, match=r"Killed|^$"):
+            fit(checkpoint_interval=1, save_dir=tmp_path)
+    # A rank may be a step ahead of what the clock has played: the one before may not be complete yet.
+    check_resumed(tmp_path / "DiLoCoStrategy", {1, 2})
+
+
+def check_resumed(folder: Path, steps: set[int]) -> None:
+    """Whoever goes on finds the checkpoint of one of these whole, and gets the same bits without leaving a trace."""
+    found = find_checkpoint(folder)
+    assert found is not None
+    assert found.step in steps
+    resumed = fit(checkpoint_interval=1, resume_from=folder)
+    assert resumed.resumed_step == found.step
+    assert outcome(resumed) == outcome(fit())
+    assert [path.name for path in folder.iterdir()] == ["step-00000005"]
+
+
+@pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}], ids=["t", "p"])
+@pytest.mark.parametrize("nth", [4, 6])
+def test_a_full_disk_is_told_and_leaves_the_previous_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, workers: Any
+) -> None:
+    fsync, folder, limit = os.fsync, tmp_path / "DiLoCoStrategy", [0]
+
+    def full(descriptor: int) -> None:
+        limit[0] += any(folder.glob("step-*"))
+        if limit[0] == nth:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RecordError, match="cannot be written: No space left on device"):
+            fit(checkpoint_interval=2, save_dir=tmp_path, max_steps=20, workers=workers, num_epochs=9)
+    (left,) = folder.iterdir()
+    assert int(left.name.removeprefix("step-")) >= 2
+    load(left)
+
+
+@pytest.mark.parametrize("call", ["mkdir", "rename"])
+def test_a_folder_that_cannot_be_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real = getattr(os, call)
+
+    def full(path: Any, *rest: Any, **options: Any) -> Any:
+        if "step-00000004" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(RecordError, match="step-00000004: cannot be made: No space left on device"):
+            fit(checkpoint_interval=2, save_dir=tmp_path)
+    assert [path.name for path in (tmp_path / "DiLoCoStrategy").iterdir()] == ["step-00000002"]
+
+
+def test_everything_is_private(saved: Path) -> None:
+    for path in (saved.parent, saved, *saved.iterdir()):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_nodes": 3}, "the checkpoint's world size is 2, this run's is 3; make them equal"),
+    ({"strategy": FedAvgStrategy(H=2)}, "strategy is DiLoCoStrategy, this run's is FedAvgStrategy;"),
+    ({"strategy": DiLoCoStrategy(H=3)}, "strategy's options: H is 2, this run's is 3;"),
+    (
+        {"strategy": DiLoCoStrategy(H=2, lr=0.5)},
+        "is OptimSpec(AdamW), this run's is OptimSpec(AdamW, lr=0.5);",
+    ),
+    ({"model": Model(5)}, "model: layer.0.weight is float32[3, 4], this run's is float32[5, 4];"),
+    ({"model": Model(bias=False)}, "model: layer.0.bias is float32[3], this run's is absent;"),
+    ({"seed": 1}, "settings: seed is 42, this run's is 1;"),
+    ({"batch_size": 5}, "settings: batch_size is 4, this run's is 5;"),
+    ({"topology": "lan"}, "settings: topology is None, this run's is lan ("),
+]
+
+
+@pytest.mark.parametrize(("changed", "line"), REFUSED)
+def test_another_run_is_refused_with_both_values(saved: Path, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        fit(resume_from=saved.parent, **changed)
+    assert line in str(caught.value)
+    assert str(caught.value).startswith(f"{saved}: ")
+
+
+@pytest.mark.parametrize("package", ["netgym", "torch"])
+def test_another_version_is_refused_with_both_values(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    identity = checkpoint.run_identity
+
+    def newer(*arguments: Any) -> dict[str, Any]:
+        found = identity(*arguments)
+        found["versions"][package] = "99.0"
+        return found
+
+    monkeypatch.setattr("exogym_core.resumption.run_identity", newer)
+    with pytest.raises(InputError, match=rf"versions: {package} is .*, this run's is 99\.0;"):
+        fit(resume_from=saved.parent)
+
+
+def test_another_format_is_refused_with_both_values(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_FORMAT", 2)
+    with pytest.raises(InputError, match="the checkpoint's format is 1, this run's is 2;"):
+        find_checkpoint(saved)
+
+
+def test_more_steps_may_be_asked_for(saved: Path) -> None:
+    longer = fit(resume_from=saved.parent, max_steps=9, num_epochs=9)
+    assert longer.resumed_step == 4
+    assert outcome(longer) == outcome(fit(max_steps=9, num_epochs=9))
+
+
+def test_an_empty_folder_means_from_the_start_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+    assert fit(resume_from=tmp_path).resumed_step == 0
+    with pytest.raises(InputError, match="nowhere: there is no such folder to resume from"):
+        fit(resume_from=tmp_path / "nowhere")
+
+
+def test_a_new_run_takes_a_new_folder(saved: Path, tmp_path: Path) -> None:
+    again = fit(checkpoint_interval=2, save_dir=tmp_path / "saved")
+    assert again.checkpoint_folder == tmp_path / "saved" / "DiLoCoStrategy-2"
+    load(saved)
+
+
+def test_gloo_keeps_no_checkpoints() -> None:
+    with pytest.raises(InputError, match=r"^fit: checkpoint_interval needs transport 'netsim'"):
+        fit(checkpoint_interval=1, transport="gloo")
+
+
+class Unfinished(Strategy):
+    """Leaves a call of its step to the next one."""
+
+    def step(self) -> None:
+        self.optim.step()
+        self.handle = self.comm.all_reduce(torch.ones(3), async_op=True)
+        super().step()
+
+
+def test_a_call_in_flight_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        fit(strategy=Unfinished(), checkpoint_interval=1, save_dir=tmp_path)
+    assert str(caught.value).startswith(
+        "rank 0, checkpoint: all_reduce(float32[3], op=sum) at test_checkpoint.py:"
+    )
+    assert "is still in flight at the end of the step; wait for its handle" in str(caught.value)
+
+
+def test_a_past_is_played_before_what_ranks_do() -> None:
+    def body(comm: Any) -> float:
+        comm.advance(1.0 + comm.rank)
+        comm.all_reduce(torch.ones(1000))
+        comm.mark({"rank": comm.rank})
+        return 0.0
+
+    first = Journal()
+    whole = run_ranks(body, 2, "two-datacenters", journal=first)
+    again = run_ranks(lambda comm: comm.now(), 2, "two-datacenters", journal=Journal(first.log))
+    assert again.results == whole.rank_virtual_seconds
+    assert again.rows == whole.rows
+    assert again.exposed_seconds == whole.exposed_seconds
