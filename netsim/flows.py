@@ -30,6 +30,7 @@ from netsim.faults import Faults
 from netsim.network import Network
 from netsim.protocol import Protocol
 from netsim.topology import Topology
+from netsim.trace import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -162,6 +163,7 @@ def play_flows(
     protocol: str | Mapping[str, Any] | Protocol | None = None,
     *,
     on_delivered: Callable[[], None] | None = None,
+    recorder: Recorder | None = None,
 ) -> FloatArray:
     """The instants in seconds at which transfers are delivered, in their order; infinity for those that are not.
 
@@ -176,6 +178,7 @@ def play_flows(
         flows: the transfers; also as tuples (start in seconds, from, to, bytes) of host names or indices.
         protocol: as `Protocol.parse` takes it; None: what the topology's file says.
         on_delivered: called whenever one is delivered, to show progress.
+        recorder: keeps what happens.
 
     Raises DeadlockError where transfers wait for a link or host that is never to come back.
 
@@ -187,10 +190,10 @@ def play_flows(
     """
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
     listed = [_as_flow(flow, topology) for flow in flows]
-    is_plain = parsed == Protocol.parse("ideal") and not topology.weather
+    is_plain = parsed == Protocol.parse("ideal") and not topology.weather and recorder is None
     if is_plain and len(listed) >= _WORTH_COMPILING and can_compile():
         return _play_compiled(topology, listed)
-    return _play_on_network(topology, listed, parsed, on_delivered)
+    return _play_on_network(topology, listed, parsed, on_delivered, recorder)
 
 
 def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: Topology) -> Flow:
@@ -226,10 +229,16 @@ def _play_compiled(topology: Topology, flows: list[Flow]) -> FloatArray:
 
 
 def _play_on_network(
-    topology: Topology, flows: list[Flow], protocol: Protocol, on_delivered: Callable[[], None] | None
+    topology: Topology,
+    flows: list[Flow],
+    protocol: Protocol,
+    on_delivered: Callable[[], None] | None,
+    recorder: Recorder | None,
 ) -> FloatArray:
     clock = Clock()
     network = Network(clock, topology, protocol)
+    if recorder is not None:
+        recorder.watch(network)
     faults = Faults(network)
     finish = np.full(len(flows), math.inf)
     under_way = set(range(len(flows)))
@@ -321,26 +330,35 @@ class _PatientProgress:
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="RESULTS.csv", help="Default: standard output."
 )
-def command(topology: str, flows: Path, protocol: str | None, out: Path | None) -> None:
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what happened, such as to t.json.gz.",
+)
+def command(topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None) -> None:
     """Play the transfers listed in FLOWS.csv and tell when each is delivered.
 
     FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
     """
     try:
-        _run(topology, flows, protocol, out)
+        _run(topology, flows, protocol, out, trace)
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _run(topology: str, flows: Path, protocol: str | None, out: Path | None) -> None:
+def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None) -> None:
     network = Topology.load(topology)
     parsed = Protocol.parse(network.protocol if protocol is None else protocol)
     table = read_flows(flows, network)
     progress = _PatientProgress(len(table.flows))
+    recorder = Recorder() if trace is not None else None
     try:
-        finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance)
+        finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
     finally:
         progress.stop()
+    if recorder is not None and trace is not None:
+        recorder.write(trace)
     if out is None:
         table.write(finish, sys.stdout)
     else:

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from netsim.clock import Clock, on_grid
 from netsim.errors import DeadlockError
@@ -35,6 +35,7 @@ __all__ = [
     "Play",
     "Post",
     "Request",
+    "Span",
     "StampedRow",
     "Wait",
     "instant_play",
@@ -120,6 +121,25 @@ class StampedRow(NamedTuple):
     row: Mapping[str, Any]
 
 
+class Span(NamedTuple):
+    """Something that a rank did for a while.
+
+    Attributes:
+        rank: whose.
+        kind: `compute`; `communication`, from the Post of a call until it is done; `wait`, for such a call.
+        name: the call's op; the kind where there is none.
+        begin_seconds, end_seconds: when.
+        num_bytes: the call's, None where there is none.
+    """
+
+    rank: int
+    kind: Literal["compute", "communication", "wait"]
+    name: str
+    begin_seconds: float
+    end_seconds: float
+    num_bytes: int | None = None
+
+
 _MOST_TOLD = 8  # ranks in one line
 
 Enter = Callable[[int], None]
@@ -133,6 +153,7 @@ class _InFlight:
     call: Call
     enter: Enter
     done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
+    posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     num_waited: int = 0
 
@@ -165,6 +186,7 @@ class Kernel:
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_row: told of every marked row as it is stamped, in order of virtual time.
         blame: tells what keeps the network from ever going on.
+        on_span: told of what ranks do, as it ends; None: nobody wants to know.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -185,6 +207,7 @@ class Kernel:
         collectives_in_flight: int = 1,
         on_row: Callable[[StampedRow], None],
         blame: Callable[[], str] = lambda: "the network has nothing more to do",
+        on_span: Callable[[Span], None] | None = None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -199,6 +222,7 @@ class Kernel:
         self._width = collectives_in_flight
         self._on_row = on_row
         self._blame = blame
+        self._on_span = on_span
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, int]]] = {}
@@ -259,6 +283,8 @@ class Kernel:
                 self.compute_seconds[rank] += seconds
                 if seconds:
                     yield clock.timeout(seconds)
+                    if self._on_span is not None:
+                        self._on_span(Span(rank, "compute", "compute", clock.now - seconds, clock.now))
             elif isinstance(request, Mark):
                 log.append(request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
@@ -283,6 +309,8 @@ class Kernel:
         flight = self._in_flight.get(post.key)
         if flight is None:
             flight = self._start(post.key, post.call or self._describe(rank, post))
+        if self._on_span is not None:
+            flight.posted_at[rank] = self.clock.now
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
             flight.enter(post.member)
             return post
@@ -303,6 +331,9 @@ class Kernel:
         """The call is over for this member at this instant: wake it, let its next collective in."""
         rank = flight.call.ranks[member]
         flight.done_at[rank] = on_grid(self.clock.now)
+        if self._on_span is not None:
+            times = (flight.posted_at[rank], flight.done_at[rank])
+            self._on_span(Span(rank, "communication", flight.call.op, *times, flight.call.num_bytes))
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
             sleeper.succeed()
@@ -325,6 +356,8 @@ class Kernel:
         if flight.done_at[rank] > self.clock.now:
             yield self.clock.at(flight.done_at[rank])
         self.exposed_seconds[rank] += self.clock.now - start
+        if self._on_span is not None and self.clock.now > start:
+            self._on_span(Span(rank, "wait", flight.call.op, start, self.clock.now))
         flight.num_waited += 1
         if flight.num_waited == len(flight.call.ranks):
             del self._in_flight[key]

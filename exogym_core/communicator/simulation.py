@@ -18,6 +18,7 @@ from netsim.faults import Faults
 from netsim.kernel import Call, Enter, Kernel, Key, Post, instant_play
 from netsim.network import Network
 from netsim.protocol import Protocol
+from netsim.trace import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -39,6 +40,7 @@ class World:
         hosts: the host of each rank (index into `topology.hosts`).
         protocol: how transfers use links.
         algorithms: op -> algorithm, for ops that shall not use the default one.
+        is_traced: keep all that happens, for a trace.
     """
 
     num_ranks: int
@@ -46,6 +48,7 @@ class World:
     hosts: tuple[int, ...]
     protocol: Protocol
     algorithms: Mapping[str, str]
+    is_traced: bool = False
 
     @classmethod
     def build(
@@ -55,6 +58,8 @@ class World:
         placement: Sequence[str] | None,
         protocol: object,
         algorithms: Mapping[str, str] | None,
+        *,
+        is_traced: bool = False,
     ) -> World:
         """Place the ranks, and settle the protocol: the one given, else the topology's, else ideal.
 
@@ -63,7 +68,8 @@ class World:
         """
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         chosen = protocol if protocol is not None or topology is None else topology.protocol
-        return cls(num_ranks, topology, hosts, Protocol.parse(chosen), dict(algorithms or {}))  # type: ignore[arg-type]
+        parsed = Protocol.parse(chosen)  # type: ignore[arg-type]
+        return cls(num_ranks, topology, hosts, parsed, dict(algorithms or {}), is_traced)
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
         """The region of each of these ranks."""
@@ -120,6 +126,9 @@ class Simulation:
         on_row: told of every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, played before all else; empty for
             a run from the start.
+
+    Attributes:
+        recorder: what happened so far; None if the world is not traced.
     """
 
     def __init__(
@@ -136,6 +145,9 @@ class Simulation:
         self.exchange = Exchange(world.num_ranks, self._completed)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
+        self.recorder = Recorder() if world.is_traced else None
+        if self.recorder is not None and self.network is not None:
+            self.recorder.watch(self.network)
         faults = Faults(self.network) if self.network is not None else None
         self.kernel = Kernel(
             world.num_ranks,
@@ -146,7 +158,8 @@ class Simulation:
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=on_row,
-            **({} if faults is None else {"blame": faults.blame}),
+            blame=faults.blame if faults is not None else _no_network,
+            on_span=self.recorder.spans.append if self.recorder is not None else None,
         )
         if faults is not None:
             faults.on_stuck = self.kernel.give_up
@@ -192,6 +205,10 @@ class Simulation:
         assert self.network is not None
         hosts = [self.world.hosts[rank] for rank in call.ranks]
         return play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done).arrive
+
+
+def _no_network() -> str:
+    return "there is no network"
 
 
 def all_to_all_call(ranks: tuple[int, ...], parts: tuple[tuple[int, ...], ...], element_bytes: int) -> Call:

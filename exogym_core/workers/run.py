@@ -62,6 +62,7 @@ def run_ranks(
     seed: int = 0,
     on_row: Callable[[StampedRow], None] | None = None,
     journal: Journal | None = None,
+    trace: str | Path | None = None,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
 
@@ -78,6 +79,7 @@ def run_ranks(
         on_row: told of every marked row while the run goes on, in order of virtual time.
         journal: its past is played before what ranks request, rows included; its log is there while the run
             goes on.
+        trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.trace`).
 
     Raises:
         MismatchError: ranks disagree about a call.
@@ -93,10 +95,16 @@ def run_ranks(
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise InputError(f"run_ranks: num_ranks is {num_ranks!r}; give a whole number from 1 up")
     if transport == "gloo":
+        if trace is not None:
+            raise InputError(
+                "run_ranks: trace needs transport 'netsim': there is no virtual time over 'gloo'"
+            )
         return _over_gloo(body, num_ranks, seed)
     if transport != "netsim":
         raise unknown_name("transport", str(transport), ("netsim", "gloo"))
-    world = World.build(num_ranks, _loaded(topology), placement, protocol, algorithms)
+    world = World.build(
+        num_ranks, _loaded(topology), placement, protocol, algorithms, is_traced=trace is not None
+    )
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     spec = WorkerSpec.parse(workers).settle(num_ranks, num_cores)
     rows: list[StampedRow] = []
@@ -117,6 +125,9 @@ def run_ranks(
         on_row=take_row,
         journal=journal if journal is not None else Journal(),
     )
+    if trace is not None:
+        assert simulation.recorder is not None
+        simulation.recorder.write(trace, world.hosts)
     kernel = simulation.kernel
     timed = world.topology is not None
     return RunResult(

@@ -15,6 +15,7 @@ from netsim.collectives.timing import Timing, time_collective
 from netsim.errors import InputError, NetsimError
 from netsim.protocol import Protocol
 from netsim.topology import Topology
+from netsim.trace import Recorder
 from netsim.units import format_bits_per_second, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _MOST_ROWS = 32
 @click.option("--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: what the topology says.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--pause", default="50ms", show_default=True, metavar="TIME", help="Between repetitions.")
+@click.option("--trace", type=click.Path(), metavar="FILE", help="Write what happened, such as to t.json.gz.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     topology: str,
@@ -46,6 +48,7 @@ def command(
     protocol: str | None,
     repeat: int,
     pause: str,
+    trace: str | None,
     as_json: bool,
 ) -> None:
     """Time a collective on TOPOLOGY: completion by rank, bytes by link, and the least time possible.
@@ -60,7 +63,12 @@ def command(
         pause_seconds = parse_seconds(pause)
         hosts = _hosts(net, ranks, op)
         made = _schedule(net, chosen, op, hosts, size, algorithm, root)
-        timing = time_collective(net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds)
+        recorder = Recorder() if trace is not None else None
+        timing = time_collective(
+            net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+        )
+        if recorder is not None and trace is not None:
+            recorder.write(trace, hosts)
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
     bound = lower_bound_seconds(made, hosts, net)

@@ -10,6 +10,7 @@ import numpy as np
 from netsim.clock import Clock
 from netsim.collectives.play import play
 from netsim.faults import Faults
+from netsim.kernel import Span
 from netsim.network import Network
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from netsim.collectives.schedules import Schedule
     from netsim.protocol import Protocol
     from netsim.topology import Topology
+    from netsim.trace import Recorder
 
 __all__ = ["Timing", "time_collective"]
 
@@ -45,13 +47,16 @@ def time_collective(
     *,
     repeat: int = 1,
     pause_seconds: float = 0.0,
+    recorder: Recorder | None = None,
 ) -> Timing:
     """Play a collective some times over; connections keep their state from one repetition to the next.
 
-    The topology's weather applies. Raises DeadlockError where it can never end.
+    The topology's weather applies; `recorder` keeps what happens. Raises DeadlockError where it can never end.
     """
     clock = Clock()
     network = Network(clock, topology, protocol)
+    if recorder is not None:
+        recorder.watch(network)
     faults = Faults(network)
     seconds: list[float] = []
     ends: list[float] = []
@@ -66,6 +71,9 @@ def time_collective(
         for member in range(made.num_ranks):
             one.arrive(member)
         faults.run_until(waiting.is_empty)
+        if recorder is not None:
+            for member, end in enumerate(ends):
+                recorder.spans.append(Span(member, "communication", made.op, start, end, made.num_bytes))
         ends = [end - start for end in ends]
         seconds.append(max(ends))
     return Timing(seconds, ends, (network.link_bytes - before).tolist())
