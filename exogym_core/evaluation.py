@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator, Handle
 
-__all__ = ["Evaluation", "FlatState", "correlation_of", "kept_rng"]
+__all__ = ["PRECISIONS", "Evaluation", "FlatState", "autocast_to", "correlation_of", "kept_rng"]
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What `autocast` can be, by name."""
 
 _ORDER_STREAM = 1 << 32  # keeps the choice of evaluation samples apart from the training order
 
@@ -36,6 +39,11 @@ def kept_rng(device: torch.device) -> Iterator[None]:
             states.load()
 
 
+def autocast_to(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which forward passes compute in that key of PRECISIONS; None changes nothing."""
+    return nullcontext() if precision is None else torch.autocast(device.type, PRECISIONS[precision])
+
+
 class Evaluation:
     """Losses on the same samples every time.
 
@@ -47,7 +55,7 @@ class Evaluation:
         device: where models are.
         accuracy: `f(model, batch) -> fraction right`.
         collate: makes a batch of samples.
-        autocast: whether to compute in bfloat16.
+        autocast: a key of PRECISIONS to compute in; None for the model's own.
     """
 
     def __init__(
@@ -59,7 +67,7 @@ class Evaluation:
         device: torch.device,
         accuracy: Callable[[nn.Module, Any], float] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        autocast: bool = False,
+        autocast: str | None = None,
     ) -> None:
         self._device, self._accuracy, self._autocast = device, accuracy, autocast
         with kept_rng(device):
@@ -81,7 +89,7 @@ class Evaluation:
         with (
             kept_rng(self._device),
             torch.no_grad(),
-            torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast),
+            autocast_to(self._autocast, self._device),
         ):
             model.eval()
             try:

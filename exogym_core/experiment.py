@@ -114,7 +114,7 @@ class Settings(Schema):
         batch_size: samples of each worker in a step.
         minibatch_size: samples of one backward pass; None: found out.
         shuffle: a new order in each epoch.
-        autocast: compute in half precision.
+        autocast: compute in half precision: `bf16` (or true), or `fp16` with a scaled loss.
         target_loss: of the averaged model; how soon it is reached is the comparison.
         checkpoint: None: no checkpoints.
         seed: of everything random.
@@ -136,7 +136,7 @@ class Settings(Schema):
     batch_size: Count = 16
     minibatch_size: Count | None = None
     shuffle: bool = True
-    autocast: bool = False
+    autocast: bool | Literal["bf16", "fp16"] = False
     strategies: Annotated[list[StrategyChoice], Field(min_length=1)]
     evaluate: Evaluate = Evaluate()
     target_loss: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exogym_core.batches import move_batch
 from exogym_core.checkpoint import RankCheckpoints
-from exogym_core.evaluation import Evaluation, FlatState, correlation_of
+from exogym_core.evaluation import Evaluation, FlatState, autocast_to, correlation_of
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
 
@@ -37,7 +37,8 @@ class LoopSettings:
         batch_size: samples a rank and step.
         val_interval: steps between evaluations; there is one at step 0 and one at the end too. None: none.
         correlation_interval: steps between comparisons of the replicas; None for none.
-        autocast: forward passes in bfloat16.
+        autocast: `bf16` or `fp16` for forward passes in it; under `fp16` losses are scaled, and steps whose
+            gradients overflow are left out. None for the model's own precision.
         scale_with_samples: a smaller batch takes proportionally less virtual time.
         seed: of the run.
     """
@@ -46,7 +47,7 @@ class LoopSettings:
     batch_size: int
     val_interval: int | None = 100
     correlation_interval: int | None = None
-    autocast: bool = False
+    autocast: str | None = None
     scale_with_samples: bool = False
     seed: int = 42
 
@@ -189,6 +190,8 @@ class TrainNode:
                 self._flat.broadcast(self.comm)
         if self.strategy.overlaps_backward and self.durations is not None:
             self._backward_clock = _BackwardClock(self.model, self.comm)
+        if self.settings.autocast == "fp16" and self.strategy.scaler is None:
+            self.strategy.scaler = torch.amp.GradScaler(self.device.type)
         self.strategy.setup(self.model, self.comm, self.settings.max_steps, self.settings.seed)
 
     def _is_due(self, interval: int | None) -> bool:
@@ -234,10 +237,7 @@ class TrainNode:
     def _forward(self, batch: Any) -> Tensor:
         if self.device.type != "cpu":
             batch = move_batch(batch, self.device)
-        if self.settings.autocast:
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = self.model(batch)
-        else:
+        with autocast_to(self.settings.autocast, self.device):
             loss = self.model(batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = (
@@ -251,7 +251,9 @@ class TrainNode:
 
     def _backward(self, loss: Tensor, seconds: float, last: bool) -> None:
         """Backward on the clock: spread over parameters where the strategy sends gradients meanwhile."""
-        clock = self._backward_clock
+        clock, scaler = self._backward_clock, self.strategy.scaler
+        if scaler is not None:
+            loss = scaler.scale(loss)
         if clock is not None and last:
             self.comm.advance(seconds * _FORWARD_SHARE)
             clock.begin(seconds * (1 - _FORWARD_SHARE))

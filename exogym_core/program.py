@@ -144,7 +144,9 @@ class Program:
             return None
         hosts = request.topology.place(request.num_nodes, request.placement)
         host = request.topology.hosts[hosts[rank]]
-        seconds = compute.step_seconds(self.step_flops, host.device, f"host {host.name}: ", request.autocast)
+        seconds = compute.step_seconds(
+            self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
+        )
         # A host is known by its first rank, so that renaming hosts changes no draw.
         return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from exogym_core.batches import collate_of
 from exogym_core.compute import Compute
+from exogym_core.evaluation import PRECISIONS
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.torchrun import torchrun_rank
@@ -45,11 +46,12 @@ class FitRequest:
     shuffle: bool
     val_size: int
     val_interval: int
-    autocast: bool
+    autocast: str | None
     correlation_interval: int | None
     checkpoint_interval: int | None
     save_dir: str | Path
     resume_from: str | Path | None
+    trace: str | Path | None
     dataloader_kwargs: Mapping[str, Any] | None
     seed: int
     run_name: str | None
@@ -73,6 +75,7 @@ class FitRequest:
         values["topology"] = _loaded(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         values["compute"] = _compute(values["compute"], values["topology"])
+        values["autocast"] = _precision(values["autocast"])
         values["workers"] = WorkerSpec.parse(values["workers"])
         request = cls(**{field.name: values[field.name] for field in fields(cls)})
         request._check_strategy()
@@ -126,7 +129,7 @@ class FitRequest:
                     raise InputError(
                         f"fit: transport 'gloo' uses real sockets and no {name}; drop {name} or use 'netsim'"
                     )
-            for name in ("checkpoint_interval", "resume_from"):
+            for name in ("checkpoint_interval", "resume_from", "trace"):
                 if getattr(self, name) is not None:
                     raise InputError(f"fit: {name} needs transport 'netsim'; there is none over 'gloo'")
         elif self.topology is None and self.placement is not None:
@@ -179,6 +182,14 @@ def _loaded(topology: TopologyLike | None) -> Topology | None:
 
 def _compute(given: Any, topology: Topology | None) -> Compute | None:
     return None if given is None and topology is None else Compute.parse(given)
+
+
+def _precision(given: object) -> str | None:
+    if given is None or isinstance(given, bool):
+        return "bf16" if given else None
+    if given not in PRECISIONS:
+        raise unknown_name("autocast", str(given), ["true", "false", *PRECISIONS])
+    return str(given)
 
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:

@@ -94,7 +94,7 @@ class Trainer:
         shuffle: bool = True,
         val_size: int = 64,
         val_interval: int = 100,
-        autocast: bool = False,
+        autocast: bool | str = False,
         checkpoint_interval: int | None = None,
         correlation_interval: int | None = None,
         save_dir: str | Path = "./checkpoints",
@@ -113,6 +113,7 @@ class Trainer:
         workers: str | Mapping[str, Any] | WorkerSpec = "auto",
         target_loss: float | None = None,
         resume_from: str | Path | None = None,
+        trace: str | Path | None = None,
         accuracy: Callable[[nn.Module, Any], float] | None = None,
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
         **unknown: Any,
@@ -136,7 +137,8 @@ class Trainer:
             shuffle: a new order each epoch, made from `seed`.
             val_size: samples to evaluate on, the same every time; 0 for no evaluation.
             val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.
-            autocast: forward passes in bfloat16.
+            autocast: forward passes in half precision: `bf16` (or True), or `fp16`, which scales the loss and
+                leaves out steps whose gradients overflow.
             checkpoint_interval: steps between checkpoints of the whole run; they cost no virtual time. Only the
                 newest is kept.
             correlation_interval: steps between comparisons of the replicas.
@@ -160,6 +162,7 @@ class Trainer:
             resume_from: a folder of checkpoints; goes on from its newest, or from the start where there is none
                 yet, to the same bits as without an interruption; new checkpoints go there too. All other
                 arguments must be those of the interrupted run, but for its length and `workers`.
+            trace: a file to write what happened to, for Perfetto, such as `trace.json.gz`; costs no virtual time.
             accuracy: `f(model, batch) -> fraction right`, for the mean model.
             on_event: called with every finished row, with its `kind`, while the run goes on.
             unknown: refused.
@@ -258,6 +261,7 @@ def _run_ranks(
             placement=request.placement,
             protocol=request.protocol,
             seed=request.seed,
+            trace=request.trace,
             on_row=take if request.transport == "netsim" else None,
             journal=checkpoints.journal,
         )

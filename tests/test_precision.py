@@ -1,0 +1,94 @@
+"""Half precision: what computes in it, and that fp16's scaled losses and overflows do no harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import FitResult, Trainer
+from exogym_core.strategy import STRATEGIES, build_strategy
+from exogym_core.tasks import MLP
+from netsim.errors import InputError
+
+INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(INPUTS, INPUTS[:, :3].argmax(dim=1))
+
+
+class Watched(MLP):
+    """Tells in which dtypes its last layer computed; its loss can be made to overflow."""
+
+    factor = 1.0
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, [5], 3)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.long))
+
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = super().logits(inputs)
+        self.seen[[torch.float32, torch.bfloat16, torch.float16].index(output.dtype)] += 1
+        return output
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return super().forward(batch) * self.factor
+
+
+def fit(strategy: Any, factor: float = 1.0, **options: Any) -> FitResult:
+    model = Watched()
+    model.factor = factor
+    trainer = Trainer(model, DATA, DATA, device="cpu")
+    arguments = {"num_nodes": 2, "max_steps": 6, "batch_size": 4, "minibatch_size": 2, "workers": "threads"}
+    trainer.fit(strategy=strategy, **{**arguments, **options})
+    assert trainer.result is not None
+    return trainer.result
+
+
+@pytest.mark.parametrize(("autocast", "place"), [(False, 0), (True, 1), ("bf16", 1), ("fp16", 2)])
+def test_forward_passes_compute_in_what_was_asked_for(autocast: Any, place: int) -> None:
+    seen = fit(build_strategy("AllReduce"), autocast=autocast).rank_states[0]["seen"].tolist()
+    assert seen[place] >= 12
+    assert sum(seen) == seen[place]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_fp16_trains_as_fp32_does_nearly(name: str) -> None:
+    half, full = (fit(build_strategy(name), autocast=autocast) for autocast in ("fp16", False))
+    for one, other in zip(half.history, full.history, strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=2e-2)
+    assert half.final_loss == pytest.approx(full.final_loss, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_steps_that_overflow_are_left_out(name: str) -> None:
+    # 2**16, where the scale begins, times this is beyond fp16: the scale must be halved before a step counts.
+    result = fit(build_strategy(name), factor=64.0, autocast="fp16")
+    assert result.first_non_finite_step is None
+    assert all(torch.isfinite(value).all() for state in result.rank_states for value in state.values())
+
+
+def test_the_scale_is_part_of_a_checkpoint(tmp_path: Any) -> None:
+    scales: list[float] = []
+
+    class Seen(STRATEGIES["DiLoCo"]):  # type: ignore[misc]
+        def step(self) -> None:
+            assert self.scaler is not None
+            scales.append(self.scaler.get_scale())
+            super().step()
+
+    options = {"factor": 4096.0, "autocast": "fp16"}
+    stopped = fit(Seen(H=2), **options, max_steps=4, checkpoint_interval=1, save_dir=tmp_path)
+    del scales[:]
+    resumed = fit(Seen(H=2), **options, resume_from=stopped.checkpoint_folder)
+    after = scales[:]
+    assert resumed.resumed_step == 4
+    assert resumed.history == fit(Seen(H=2), **options).history
+    assert after == scales[-4:] or sorted(after) == sorted(scales[-4:])
+    assert max(after) < 2.0**16
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(InputError, match=r"unknown autocast 'fp61': did you mean 'fp16'\?"):
+        fit(build_strategy("AllReduce"), autocast="fp61")
