@@ -113,6 +113,7 @@ def cli() -> None:
 @cli.command()
 @_run_options
 @click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz, to look at with Perfetto.")
 def run(
     experiment: Path | None,
     resume: Path | None,
@@ -122,9 +123,10 @@ def run(
     overrides: tuple[str, ...],
     out: str | None,
     strategy: str | None,
+    trace: bool,
 ) -> None:
     """Train with one strategy of EXPERIMENT, or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy}
+    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy, "trace": trace}
     if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
         return _resume(resume)
@@ -138,7 +140,7 @@ def run(
             f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
-    return _train(loaded, out)
+    return _train(loaded, out, trace=trace)
 
 
 @cli.command()
@@ -282,7 +284,7 @@ def _load(
     return Experiment.load(path, list(overrides), options, scale)
 
 
-def _train(experiment: Experiment, out: str | None) -> None:
+def _train(experiment: Experiment, out: str | None, *, trace: bool = False) -> None:
     from exogym_core.record import RunFolder
 
     with _interruptible(len(experiment.strategies)) as begin:
@@ -290,7 +292,7 @@ def _train(experiment: Experiment, out: str | None) -> None:
         try:
             folder.write_text("experiment.yaml", experiment.to_yaml())
             folder.write_environment()
-            _compare(experiment, folder)
+            _compare(experiment, folder, trace=trace)
             _report(folder)
         except InputError:
             # Found before any training: such as data that are not where the task was told to look.
@@ -348,7 +350,7 @@ def _interrupted(folder: RunFolder, num_strategies: int) -> str:
     )
 
 
-def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False) -> None:
+def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False, trace: bool = False) -> None:
     from exogym_core.comparison import compare
     from exogym_core.progress import progress_for
 
@@ -361,7 +363,7 @@ def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False)
     with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        compare(experiment, folder, progress, resume=resume)
+        compare(experiment, folder, progress, resume=resume, trace=trace)
 
 
 def _report(folder: RunFolder) -> None:

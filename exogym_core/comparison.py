@@ -38,13 +38,18 @@ class Audience(Protocol):
 
 
 def compare(
-    experiment: Experiment, folder: RunFolder, audience: Audience, *, resume: bool = False
+    experiment: Experiment,
+    folder: RunFolder,
+    audience: Audience,
+    *,
+    resume: bool = False,
+    trace: bool = False,
 ) -> list[dict[str, Any]]:
     """Train with each strategy from the same initial parameters, on the same data in the same order.
 
     Whatever ends the run early, what was done is saved, marked incomplete, and the exception goes on. With
     `resume`, strategies that were finished in this folder are kept, and one that was not goes on from its
-    last checkpoint.
+    last checkpoint. With `trace`, `trace.json.gz` tells what the last strategy did.
 
     Returns:
         The summary: one object a strategy.
@@ -61,7 +66,7 @@ def compare(
         trainer = Trainer(experiment.build_model(task), task.train, task.validation)
         audience.begin(str(entry.label), position, len(experiment.strategies), experiment.settings.steps)
         try:
-            model = _fit(trainer, experiment, task, entry, folder, audience)
+            model = _fit(trainer, experiment, task, entry, folder, audience, trace=trace)
         except BaseException as error:
             stopped = trainer.result or FitResult()
             if stopped.history or not isinstance(error, InputError):
@@ -110,6 +115,8 @@ def _fit(
     entry: StrategySettings,
     folder: RunFolder,
     audience: Audience,
+    *,
+    trace: bool,
 ) -> Any:
     settings = experiment.settings
     device: dict[str, Any] = {}
@@ -150,6 +157,7 @@ def _fit(
                 target_loss=settings.target_loss,
                 accuracy=task.accuracy,
                 on_event=tell,
+                trace=folder.path / "trace.json.gz" if trace else None,
                 **checkpoints,
                 **device,
             )

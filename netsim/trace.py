@@ -151,7 +151,7 @@ class Recorder:
         path = Path(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with open(partial, "xb") as file:
+            with open(partial, "xb", opener=_private) as file:
                 if path.suffix == ".gz":
                     # Neither name nor time: equal runs give equal bytes.
                     with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
@@ -171,6 +171,10 @@ class Recorder:
             file.write(separator + json.dumps(event, separators=(",", ":")).encode())
             separator = b",\n"
         file.write(b"\n]}\n")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Row(NamedTuple):

@@ -6,12 +6,14 @@ import gzip
 import itertools
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from exogym_core.cli import main
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.clock import Clock
 from netsim.collectives.command import command as collective_command
@@ -23,9 +25,6 @@ from netsim.network import Network
 from netsim.topology import Topology
 from netsim.trace import Recorder
 from netsim.weather import LinkEvent
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAIR = Topology.from_mapping(
     {
@@ -187,3 +186,26 @@ def test_the_commands_write_traces(tmp_path: Path) -> None:
     assert [event["cat"] for event in read(traces[1]) if event.get("cat") == "communication"] == [
         "communication"
     ] * 6
+
+
+def test_netgym_run_writes_a_trace_on_request_and_the_same_run_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(
+        "{name: small, task: digits, model: {name: mlp, hidden: [8]}, workers: {count: 2, kind: threads},"
+        " device: cpu, topology: two-datacenters, compute: 50 ms, steps: 3, batch_size: 4,"
+        " evaluate: {every: 2, samples: 8}, strategies: [AllReduce]}"
+    )
+    assert main(["run", "small.yaml", "--out", "plain"]) == 0
+    assert main(["run", "small.yaml", "--out", "traced", "--trace"]) == 0
+    assert not Path("plain/trace.json.gz").exists()
+    for name in ("summary.json", "metrics/AllReduce.csv", "models/AllReduce.safetensors"):
+        assert Path("plain", name).read_bytes() == Path("traced", name).read_bytes()
+    trace = Path("traced/trace.json.gz")
+    assert trace.stat().st_mode & 0o777 == 0o600
+    events = read(trace)
+    check_well_formed(events)
+    names = [event["name"] for event in events if event["ph"] == "X" and event["pid"] == 1]
+    assert names.count("compute") >= 3
+    assert names.count("all_reduce") >= 3
