@@ -40,7 +40,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "outer_lr": _OF_THE_STRATEGY.format("outer_lr=..."),
     "per_device_train_batch_size": "it is minibatch_size=",
     "port": "nothing listens on a port; leave it out",
-    "precision": "autocast=True is bf16-mixed",
+    "precision": "it is autocast=, 'bf16' or 'fp16'",
     "project": "it is wandb_project=",
     "timeout_waiting_for_peers": _PATIENCE,
     "total_batch_size": "it is batch_size=, of each worker as in OpenDiLoCo",
