@@ -75,12 +75,22 @@ def compare(
             raise
         result = trainer.result or FitResult()
         audience.end(result)
-        if experiment.compute.kind == "measured" and result.compute is not None:
-            # Measured once; all others, and whoever runs the stored experiment, take the same seconds.
-            experiment = experiment.with_compute(Compute.parse(result.compute))
-            folder.write_text("experiment.yaml", experiment.to_yaml())
+        experiment = _settled(experiment, result, folder)
         _save(folder, experiment, entry, result, model.state_dict(), entries)
     return entries
+
+
+def _settled(experiment: Experiment, result: FitResult, folder: RunFolder) -> Experiment:
+    """What the first strategy found out: all others, and whoever runs the stored experiment, take the same."""
+    measured = experiment.compute.kind == "measured" and result.compute is not None
+    found = experiment.settings.minibatch_size == "auto" and result.minibatch_size is not None
+    if measured:
+        experiment = experiment.with_compute(Compute.parse(result.compute))
+    if found:
+        experiment = experiment.with_minibatch(result.minibatch_size or 1)
+    if measured or found:
+        folder.write_text("experiment.yaml", experiment.to_yaml())
+    return experiment
 
 
 def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitResult) -> dict[str, Any]:

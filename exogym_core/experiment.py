@@ -112,7 +112,7 @@ class Settings(Schema):
         compute: how long a step takes, such as `50 ms`, `measured`, or a mapping.
         steps: optimizer steps of each worker.
         batch_size: samples of each worker in a step.
-        minibatch_size: samples of one backward pass; None: found out.
+        minibatch_size: samples of one backward pass; None: the whole batch; `auto`: as there is memory for.
         shuffle: a new order in each epoch.
         autocast: compute in half precision: `bf16` (or true), or `fp16` with a scaled loss.
         target_loss: of the averaged model; how soon it is reached is the comparison.
@@ -134,7 +134,7 @@ class Settings(Schema):
     compute: str | dict[str, Any] = "flops"
     steps: Count
     batch_size: Count = 16
-    minibatch_size: Count | None = None
+    minibatch_size: Count | Literal["auto"] | None = None
     shuffle: bool = True
     autocast: bool | Literal["bf16", "fp16"] = False
     strategies: Annotated[list[StrategyChoice], Field(min_length=1)]
@@ -265,6 +265,10 @@ class Experiment:
             told = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
             position = [other.label for other in self.strategies].index(entry.label)
             raise self.document.error(_blamed(("strategies", position), entry, told), told) from error
+
+    def with_minibatch(self, minibatch_size: int) -> Experiment:
+        """This with another micro-batch, such as one that was found out."""
+        return replace(self, settings=self.settings.model_copy(update={"minibatch_size": minibatch_size}))
 
     def with_compute(self, compute: Compute) -> Experiment:
         """This with another compute time, such as a measured one."""

@@ -54,6 +54,7 @@ class FitResult:
         target_loss, virtual_seconds_to_target: what was asked for, and when an evaluation of the mean model
             first reached it; None if never.
         final_loss, accuracy: the final mean model's, on the evaluation samples; None if there are none.
+        minibatch_size: samples a forward pass, as it was settled.
         compute: the compute time as it was settled, in the form of an experiment; None where it is free.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
             there was none. Training goes on after it.
@@ -80,6 +81,7 @@ class FitResult:
     virtual_seconds_to_target: float | None = None
     final_loss: float | None = None
     accuracy: float | None = None
+    minibatch_size: int | None = None
     compute: dict[str, Any] | None = None
     first_non_finite_step: int | None = None
     checkpoint_folder: Path | None = None

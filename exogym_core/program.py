@@ -6,6 +6,7 @@ import copy
 import hashlib
 import inspect
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,7 +20,9 @@ from exogym_core.checkpoint import RankCheckpoints
 from exogym_core.compute import Compute, StepDurations, count_flops, measure_seconds
 from exogym_core.data import EpochOrder, OwnData, SharedData, Source, StreamedData
 from exogym_core.evaluation import Evaluation, kept_rng
+from exogym_core.minibatch import fitting_size
 from exogym_core.node import LoopSettings, NodeOutcome, TrainNode
+from exogym_core.workers.torchrun import torchrun_rank
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +69,11 @@ class Program:
         return self.request.max_steps if self.request.num_epochs is None else None
 
     def prepare(self) -> None:
-        """Find out what a step costs: its operations, and with `measured` its seconds on this machine."""
+        """Find out what is left open: the micro-batch that fits, a step's operations or its seconds here."""
+        if self.request.finds_minibatch:
+            self.request = replace(
+                self.request, minibatch_size=self._fitting_minibatch(), finds_minibatch=False
+            )
         request = self.request
         self.compute = request.compute
         by_flops = self.compute is not None and self.compute.kind == "flops"
@@ -75,7 +82,7 @@ class Program:
             return
         device = request.device_of(0)
         with kept_rng(device):
-            batch = move_batch(self._sample_batch(), device)
+            batch = move_batch(self._sample_batch(request.minibatch_size), device)
             model = copy.deepcopy(self.model).to(device)
             repeats = request.batch_size // request.minibatch_size
             self.step_flops = float(count_flops(model, batch)) * repeats
@@ -92,11 +99,27 @@ class Program:
         num_cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
         return self.request.workers.settle(self.request.num_nodes, num_cores, self.step_flops)
 
-    def _sample_batch(self) -> Any:
+    def _fitting_minibatch(self) -> int:
+        request, device = self.request, self.request.device_of(0)
+        ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
+        num_ranks = max(ranks.values())
+        if request.transport == "gloo" and torchrun_rank() is not None:
+            num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+        with kept_rng(device):
+            return fitting_size(
+                copy.deepcopy(self.model).to(device),
+                lambda size: move_batch(self._sample_batch(size), device),
+                request.batch_size,
+                num_ranks,
+                precision=request.autocast,
+            )
+
+    def _sample_batch(self, size: int) -> Any:
         dataset = self.train_dataset
         if not self.is_shared:
-            dataset = self.own_dataset = self._made(0, train=True)
-        size = self.request.minibatch_size
+            if self.own_dataset is None:
+                self.own_dataset = self._made(0, train=True)
+            dataset = self.own_dataset
         collate = collate_of(self.request.dataloader_kwargs)[0]
         if isinstance(dataset, IterableDataset):
             samples = list(islice(dataset, size))

@@ -43,6 +43,7 @@ class FitRequest:
     devices: Sequence[int | str | torch.device] | None
     batch_size: int
     minibatch_size: int
+    finds_minibatch: bool
     shuffle: bool
     val_size: int
     val_interval: int
@@ -75,6 +76,9 @@ class FitRequest:
         values["topology"] = _loaded(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         values["compute"] = _compute(values["compute"], values["topology"])
+        values["finds_minibatch"] = values["minibatch_size"] == "auto"
+        if values["finds_minibatch"]:
+            values["minibatch_size"] = None
         values["autocast"] = _precision(values["autocast"])
         values["workers"] = WorkerSpec.parse(values["workers"])
         request = cls(**{field.name: values[field.name] for field in fields(cls)})

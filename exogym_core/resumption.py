@@ -27,7 +27,7 @@ __all__ = ["begin_checkpoints", "find_resumed"]
 def find_resumed(program: Program) -> Checkpoint | None:
     """The checkpoint that the request goes on from, None for a run from the start.
 
-    Seconds of a step that were measured then hold now too.
+    Seconds of a step that were measured then, and a micro-batch that was found, hold now too.
 
     Raises:
         InputError: there is no such folder.
@@ -37,6 +37,9 @@ def find_resumed(program: Program) -> Checkpoint | None:
     if request.resume_from is None:
         return None
     resumed = find_checkpoint(Path(request.resume_from))
+    if resumed is not None and request.finds_minibatch:
+        found = resumed.identity["settings"]["minibatch_size"]
+        program.request = request = replace(request, minibatch_size=found, finds_minibatch=False)
     if resumed is not None and request.compute is not None and request.compute.kind == "measured":
         measured = resumed.identity["settings"]["compute"]
         if measured is not None:

@@ -90,7 +90,7 @@ class Trainer:
         device: str | torch.device | None = None,
         devices: Sequence[int | str | torch.device] | None = None,
         batch_size: int = 16,
-        minibatch_size: int | None = None,
+        minibatch_size: int | str | None = None,
         shuffle: bool = True,
         val_size: int = 64,
         val_interval: int = 100,
@@ -133,7 +133,7 @@ class Trainer:
             batch_size: samples a rank and step. The last step of an epoch may be smaller; averages over ranks
                 are weighted by samples.
             minibatch_size: samples a forward pass; divides `batch_size`, changes no result but for random
-                draws inside the model.
+                draws inside the model. `auto`: the largest for which there is memory.
             shuffle: a new order each epoch, made from `seed`.
             val_size: samples to evaluate on, the same every time; 0 for no evaluation.
             val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.
@@ -218,6 +218,7 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     checkpoints = begin_checkpoints(program, resumed)
     result.checkpoint_folder = program.checkpoints.folder
     result.resumed_step = resumed.step if resumed is not None else 0
+    result.minibatch_size = request.minibatch_size
     result.compute = program.compute.to_mapping() if program.compute is not None else None
     started_rank = torchrun_rank() if request.transport == "gloo" else None
     loggers = make_loggers(request, program.model) if not started_rank else []
