@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exogym_core.batches import move_batch
 from exogym_core.checkpoint import RankCheckpoints
 from exogym_core.evaluation import Evaluation, FlatState, autocast_to, correlation_of
-from exogym_core.workers.rng import RandomStates
+from exogym_core.rank_state import random_streams, restore_random_streams
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -352,10 +352,8 @@ class TrainNode:
             **self.state_dict(),
             "buffers": dict(self._passing_buffers()),
             "communicator": self.comm.state_dict(),
-            "random": RandomStates.of_process().state_dict(),
+            "random": random_streams(self.device),
         }
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
         files = self.checkpoints.save(self.local_step, self.comm.rank, state)
         self.comm.mark({"step": self.local_step, "checkpoint": files})
         self.comm.flush()
@@ -369,11 +367,7 @@ class TrainNode:
         with torch.no_grad():
             for name, buffer in self._passing_buffers():
                 buffer.copy_(saved["buffers"][name])
-        random = RandomStates.of_process()
-        random.load_state_dict(saved["random"])
-        random.load()
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["cuda"], self.device)
+        restore_random_streams(saved["random"], self.device)
 
     def _passing_buffers(self) -> list[tuple[str, Tensor]]:
         """The buffers that the model's own state_dict leaves out."""

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import os
+import random
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,10 @@ __all__ = [
     "damaged",
     "decode",
     "encode",
+    "random_streams",
     "read_checked",
     "read_state",
+    "restore_random_streams",
     "write_new",
     "write_state",
 ]
@@ -126,6 +129,28 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
             items = {decode(key, tensors): decode(item, tensors) for key, item in plain["items"]}
             return Counter(items) if kind == "counter" else items
     raise ValueError(f"unknown kind {plain['$']!r}")
+
+
+# --- random streams ----------------------------------------------------------------------------------------
+
+
+def random_streams(device: torch.device) -> dict[str, Any]:
+    """The states of the process's generators, which are the running rank's, as `encode` takes them."""
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),
+        "python": random.getstate(),
+    }
+    return states if device.type != "cuda" else {**states, "cuda": torch.cuda.get_rng_state(device)}
+
+
+def restore_random_streams(states: Mapping[str, Any], device: torch.device) -> None:
+    """Make what `random_streams` returned the states of the process's generators."""
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 # --- files -------------------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from exogym_core import Trainer
+from exogym_core import Trainer, node
 from exogym_core.checkpoint import Checkpoint, find_checkpoint
 from exogym_core.communicator.simulated import SimulatedCommunicator
 from exogym_core.data import Source
 from exogym_core.node import TrainNode
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
-from exogym_core.workers.rng import RandomStates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -188,8 +187,8 @@ def forget(*_: object) -> None:
     pass
 
 
-PLANTED: dict[str, tuple[type, str]] = {
-    "random streams": (RandomStates, "load_state_dict"),
+PLANTED: dict[str, tuple[Any, str]] = {
+    "random streams": (node, "restore_random_streams"),
     "the place in the data": (Source, "load_state_dict"),
     "the communicator's counters": (SimulatedCommunicator, "load_state_dict"),
     "the optimizers": (Strategy, "load_state_dict"),
