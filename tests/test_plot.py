@@ -1,0 +1,176 @@
+"""Pictures: what they show, that nothing covers anything, and that they are the same each time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from netsim.flows import play_flows
+from netsim.picture import Sketch
+from netsim.plot import command, draw, mean_use
+from netsim.topology import Topology, shipped_topologies
+from netsim.trace import Recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+
+def regions(count: int) -> Topology:
+    names = [f"region-{number:02}" for number in range(count)]
+    pairs = itertools.combinations(range(count), 2)
+    return Topology.from_mapping(
+        {
+            "name": f"{count} regions",
+            "regions": {name: {"hosts": 3, "nic": "1 Gbit/s", "latency": "50 us"} for name in names},
+            "wan": [
+                {
+                    "between": [names[one], names[other]],
+                    "bandwidth": f"{100 + 10 * one} Mbit/s",
+                    "latency": f"{5 + 7 * abs(one - other)} ms",
+                }
+                for one, other in pairs
+            ],
+        }
+    )
+
+
+def overlapping(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of boxes with places in them that cover each other."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    axes = figure.subfigs[0].axes[0] if figure.subfigs else figure.axes[0]
+    boxes = [text for text in axes.texts if text.get_bbox_patch() and text.get_zorder() == 4]
+    extents = [(text.get_text(), text.get_bbox_patch().get_window_extent(renderer)) for text in boxes]
+    return [
+        (one, other)
+        for (one, box), (other, its_box) in itertools.combinations(extents, 2)
+        if box.overlaps(its_box)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(shipped_topologies()))
+def test_every_shipped_topology_has_a_picture_without_covered_places(name: str) -> None:
+    figure = draw(Topology.load(name))
+    assert overlapping(figure) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 9, 12])
+def test_up_to_twelve_regions_are_legible(count: int) -> None:
+    topology = regions(count)
+    figure = draw(topology)
+    assert overlapping(figure) == []
+    shown = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
+    for link in topology.links:
+        if "." not in link.source + link.target:
+            assert f"{round(link.latency_seconds * 1000)}" in shown
+            assert f"{round(link.bits_per_second / 1e6)}" in shown
+
+
+def test_hosts_behind_the_router_of_their_region_are_drawn_with_it() -> None:
+    sketch = Sketch.of(regions(2))
+    assert [(place.name, place.details) for place in sketch.places] == [
+        ("region-00", "3 hosts, 1 Gbit/s each"),
+        ("region-01", "3 hosts, 1 Gbit/s each"),
+    ]
+    assert [wire.label for wire in sketch.wires] == ["100 Mbit/s\n12 ms"]
+
+
+def test_many_hosts_that_are_alike_are_drawn_as_one() -> None:
+    hosts = {f"h{number}": {} for number in range(40)}
+    links = [{"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "1 ms"} for name in hosts]
+    links[7] = {**links[7], "bandwidth": "2 Gbit/s"}
+    sketch = Sketch.of(Topology.from_mapping({"hosts": hosts, "routers": ["hub"], "links": links}))
+    names = [(place.name, place.details) for place in sketch.places]
+    assert names == [("hub", ""), ("h0 ... h39", "39 hosts"), ("h7", "")]
+
+
+def test_unequal_directions_and_losses_are_told() -> None:
+    link = {
+        "between": ["home", "net"],
+        "up": "3 Mbit/s",
+        "down": "25 Mbit/s",
+        "latency": "15 ms",
+        "loss": "0.05 %",
+    }
+    far = {"between": ["net", "core"], "up": "1 Gbit/s", "down": "2 Gbit/s", "latency": "1 ms"}
+    end = {"between": ["core", "server"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
+    mapping = {"hosts": {"home": {}, "server": {}}, "routers": ["core", "net"], "links": [link, far, end]}
+    labels = {wire.label for wire in Sketch.of(Topology.from_mapping(mapping)).wires}
+    assert "3 Mbit/s up\n25 Mbit/s down\n15 ms, 0.05 % lost" in labels
+    assert "1 Gbit/s to core\n2 Gbit/s to net\n1 ms" in labels
+
+
+def test_the_mean_of_a_piecewise_constant_rate() -> None:
+    use = [(1.0, 10.0), (2.0, 0.0), (3.0, 4.0)]
+    means = mean_use(use, np.array([0.0, 1.0, 1.5, 2.5, 4.0]))
+    assert means.tolist() == [0.0, 10.0, 5.0, pytest.approx(4 / 1.5)]
+
+
+def test_the_use_of_links_is_drawn_below() -> None:
+    topology, recorder = regions(3), Recorder()
+    play_flows(topology, [(0.0, "region-00.0", "region-01.0", 1_000_000)], recorder=recorder)
+    figure = draw(topology, recorder)
+    (axes, _) = figure.subfigs[1].axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        "region-00 \u2192 region-01",
+        "region-00.0 \u2192 region-00",
+        "region-01 \u2192 region-01.0",
+    ]
+    image = axes.images[0].get_array()
+    assert image is not None
+    assert image[0].max() == pytest.approx(100.0)
+    assert image[1].max() == pytest.approx(10.0)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments])
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_command_writes_equal_files_and_tells_where(tmp_path: Path, suffix: str) -> None:
+    flows = tmp_path / "flows.csv"
+    flows.write_text("start_s,src,dst,bytes\n0,us-east.0,eu.0,1000000\n")
+    files = [tmp_path / f"{name}.{suffix}" for name in ("one", "two")]
+    for file in files:
+        made = run("wan-4-regions", "--flows", str(flows), "--out", str(file))
+        assert made.exit_code == 0, made.output
+        assert made.output.splitlines()[-1] == str(file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flows.csv", f"one.{suffix}", f"two.{suffix}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["wan-4-regions", "--out", "picture.jpeg"], "expected a name that ends in .png, .svg, .pdf"),
+        (["wan-4-regions", "--out", "no/where.png"], "no/where.png: cannot be written"),
+        (["wan-5-regions"], "unknown topology or file 'wan-5-regions'"),
+        (["wan-4-regions", "--flows", "none.csv"], "none.csv: cannot be read"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = run(*arguments)
+    assert made.exit_code != 0
+    assert told in made.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_are_not_read_as_formulas() -> None:
+    mapping = {
+        "name": "$\\frac$",
+        "hosts": {"a": {}, "b": {}},
+        "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+    }
+    figure = draw(Topology.from_mapping(mapping))
+    assert figure.axes[0].get_title(loc="left") == "$\\frac$"
