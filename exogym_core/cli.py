@@ -126,10 +126,10 @@ def run(
     trace: bool,
 ) -> None:
     """Train with one strategy of EXPERIMENT, or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy, "trace": trace}
+    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy}
     if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return _resume(resume)
+        return _resume(resume, trace=trace)
     assert experiment is not None
     loaded = _load(experiment, topology, protocol, overrides, scale)
     if strategy is not None:
@@ -301,7 +301,7 @@ def _train(experiment: Experiment, out: str | None, *, trace: bool = False) -> N
             raise
 
 
-def _resume(path: Path) -> None:
+def _resume(path: Path, *, trace: bool = False) -> None:
     """Go on with what was stopped, as its folder says; leave alone what is finished."""
     from exogym_core.experiment import Experiment
     from exogym_core.record import RunFolder
@@ -315,7 +315,7 @@ def _resume(path: Path) -> None:
     with _interruptible(len(experiment.strategies)) as begin:
         begin(folder).clean()
         folder.log("resumed")
-        _compare(experiment, folder, resume=True)
+        _compare(experiment, folder, resume=True, trace=trace)
         _report(folder)
 
 

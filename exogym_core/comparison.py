@@ -158,6 +158,7 @@ def _fit(
                 autocast=settings.autocast,
                 val_size=_num_samples(settings.evaluate.samples, task.validation),
                 val_interval=settings.evaluate.every,
+                correlation_interval=settings.evaluate.correlation_every,
                 seed=settings.seed,
                 topology=experiment.topology,
                 placement=settings.placement,
@@ -183,7 +184,7 @@ def _save(
     state: Mapping[str, Any] | None,
     entries: list[dict[str, Any]],
 ) -> None:
-    folder.write_strategy(str(entry.label), result.history, result.validation, state)
+    folder.write_strategy(str(entry.label), result.history, result.validation, state, result.correlation)
     entries.append(summary_entry(experiment, entry, result))
     folder.write_summary(entries)
 

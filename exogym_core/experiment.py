@@ -78,10 +78,12 @@ class Evaluate(Schema):
     Attributes:
         every: steps between two evaluations.
         samples: how many validation samples; None: all of them.
+        correlation_every: steps between two comparisons of the replicas; None: none.
     """
 
     every: Count = 100
     samples: Count | None = None
+    correlation_every: Count | None = None
 
 
 class Checkpoint(Schema):

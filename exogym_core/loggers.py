@@ -75,6 +75,10 @@ class WandbLogger:
         run_name: its name; None lets wandb choose.
         config: shown beside it.
         x_axis: `step`, `examples` or `virtual_seconds`.
+        run_id: of a run to go on with; rows up to its last step are not logged again. None: a new run.
+
+    Attributes:
+        run_id: of this run.
 
     Raises:
         InputError: wandb is not installed.
@@ -82,7 +86,12 @@ class WandbLogger:
     """
 
     def __init__(
-        self, project: str, run_name: str | None, config: Mapping[str, Any], x_axis: str = "step"
+        self,
+        project: str,
+        run_name: str | None,
+        config: Mapping[str, Any],
+        x_axis: str = "step",
+        run_id: str | None = None,
     ) -> None:
         if x_axis not in X_AXES:
             raise unknown_name("log_x_axis", x_axis, X_AXES)
@@ -92,7 +101,11 @@ class WandbLogger:
             raise InputError(
                 "fit: wandb_project needs wandb, which is not installed; run: pip install 'netgym[tracking]'"
             ) from None
-        self._run = wandb.init(project=project, name=run_name, config=dict(config))
+        resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
+        self._run = wandb.init(project=project, name=run_name, config=dict(config), **resumed)
+        self.run_id = str(self._run.id)
+        last_step = None if run_id is None else self._run.summary.get("step")
+        self._last_step = -1 if last_step is None else int(last_step)
         self._axis = X_AXES[x_axis]
         self._run.define_metric(self._axis)
         self._run.define_metric("*", step_metric=self._axis)
@@ -101,6 +114,8 @@ class WandbLogger:
     def event(self, row: Mapping[str, Any]) -> None:
         """Log the row's numbers."""
         self._examples = row.get("examples_trained", self._examples)
+        if row["step"] <= self._last_step:
+            return
         numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
         self._run.log({"examples_trained": self._examples, **numbers})
 

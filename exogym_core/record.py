@@ -221,11 +221,14 @@ class RunFolder:
         history: Sequence[Mapping[str, Any]],
         validation: Sequence[Mapping[str, Any]],
         state: Mapping[str, Tensor] | None,
+        correlation: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Metrics of one strategy, and the averaged model's state where there is one."""
+        """Metrics of one strategy, and the averaged model's state and comparisons of replicas, if any."""
         name = file_name(label)
         self.write_text(f"metrics/{name}.csv", csv_text(history, TRAIN_COLUMNS))
         self.write_text(f"metrics/{name}.validation.csv", csv_text(validation, VALIDATION_COLUMNS))
+        if correlation:
+            self.write_text(f"metrics/{name}.correlation.csv", csv_text(correlation, ("step", "correlation")))
         if state is not None:
             from safetensors.torch import save
 

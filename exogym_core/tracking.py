@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.loggers import WandbLogger
 from exogym_core.names import file_name
+from exogym_core.record import write_whole
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,6 +56,16 @@ class TensorBoardLogger:
         self._writer.close()
 
 
+def _wandb_logger(experiment: Experiment, folder: RunFolder, label: str, axis: str) -> WandbLogger:
+    """Goes on with the run that this strategy had before an interruption, known by a file in the folder."""
+    path = folder.make_folder("checkpoints") / f"{file_name(label)}.wandb"
+    run_id = path.read_text(encoding="utf-8").strip() if path.is_file() else None
+    project, config = str(experiment.settings.name), experiment.to_mapping()
+    logger = WandbLogger(project, label, config, axis, run_id)
+    write_whole(path, f"{logger.run_id}\n")
+    return logger
+
+
 @contextmanager
 def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Iterator[list[Logger]]:
     """The loggers that the experiment names, for one of its strategies; closed at the end.
@@ -68,8 +79,7 @@ def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Itera
                 loggers.append(TensorBoardLogger(folder.path / name / file_name(label)))
             elif name == "wandb":
                 axis = "virtual_seconds" if experiment.topology is not None else "step"
-                config = experiment.to_mapping()
-                loggers.append(WandbLogger(str(experiment.settings.name), label, config, axis))
+                loggers.append(_wandb_logger(experiment, folder, label, axis))
             else:
                 continue
             stack.callback(loggers[-1].close)

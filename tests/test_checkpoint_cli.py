@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -212,3 +213,19 @@ def test_a_damaged_checkpoint_is_named(
     assert main(["compare", "--resume", "out"]) == 1
     assert f"error: {path}: is damaged (its SHA-256 is another): delete {folder}" in capsys.readouterr().err
     assert Path("out/experiment.yaml").is_file()
+
+
+def test_the_trace_and_the_comparisons_of_replicas_are_those_of_the_whole_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ["--strategy", "DiLoCo", "--set", "evaluate.correlation_every=2"]
+    assert main(["run", "small.yaml", "--out", "whole", "--trace", *arguments]) == 0
+    stop_at(monkeypatch, "DiLoCo", 7)
+    assert main(["run", "small.yaml", "--out", "out", "--trace", *arguments]) == 130
+    assert main(["run", "--resume", "out", "--trace"]) == 0
+    assert results_of(Path("out")) == results_of(Path("whole"))
+    rows = Path("out/metrics/DiLoCo.correlation.csv").read_text().splitlines()
+    assert rows[0] == "step,correlation"
+    assert [row.split(",")[0] for row in rows[1:]] == ["2", "4", "6", "8", "10", "12"]
+    traces = [gzip.decompress(Path(folder, "trace.json.gz").read_bytes()) for folder in ("out", "whole")]
+    assert traces[0] == traces[1]

@@ -64,3 +64,37 @@ def test_tensorboard_gets_scalars_by_step_and_by_virtual_time(
         ("train_loss", 0.4, 4),
         "closed",
     ]
+
+
+def test_wandb_goes_on_with_the_run_it_had_and_logs_no_row_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, Any]] = []
+
+    class Run:
+        """Stands for a run of wandb: its summary holds the last value of each metric."""
+
+        def __init__(self) -> None:
+            self.id, self.summary, self.steps = "a1b2", {}, []
+
+        def define_metric(self, name: str, step_metric: str | None = None) -> None:
+            pass
+
+        def log(self, row: dict[str, Any]) -> None:
+            self.summary.update(row)
+            self.steps.append(row["step"])
+
+        def finish(self) -> None:
+            pass
+
+    run = Run()
+    module = ModuleType("wandb")
+    module.init = lambda **options: begun.append(options) or run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for last in (3, 5):
+        with open_loggers(experiment("[wandb]"), RunFolder(tmp_path), "DiLoCo") as (logger,):
+            for step in range(1, last + 1):
+                logger.event({"kind": "step", "step": step, "train_loss": 0.5, "virtual_seconds": None})
+    assert [options.get("id") for options in begun] == [None, "a1b2"]
+    assert [options.get("resume") for options in begun] == [None, "allow"]
+    assert run.steps == [1, 2, 3, 4, 5]

@@ -102,6 +102,7 @@ def test_nothing_is_written_when_disabled(tmp_path):
 def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch):
     logged, metrics, state = [], [], {}
     run = types.SimpleNamespace(
+        id="a1",
         log=logged.append,
         define_metric=lambda name, **options: metrics.append((name, options)),
         finish=lambda: state.update(finished=True),
