@@ -28,7 +28,7 @@ from simpy.events import EventPriority
 
 from netsim.clock import Clock
 from netsim.conditions import Conditions, Quantity
-from netsim.errors import DeadlockError
+from netsim.errors import DeadlockError, InputError
 from netsim.network import Network
 from netsim.outage import can_go_on, dead_links, drop_transfers, transfers_waiting
 from netsim.traffic import BackgroundConnection, BackgroundTraffic, drift_factors
@@ -90,8 +90,9 @@ class Faults:
     def add(self, entry: Entry) -> None:
         """Have one more thing happen; what is due at this instant does so before this returns.
 
-        What an entry would have done before now, it does now.
+        What an entry would have done before now, it does now. Raises InputError for what makes no sense.
         """
+        _check(entry, len(self._network.topology.links), len(self._network.topology.hosts))
         self._plan(entry)
         self._act()
 
@@ -287,6 +288,32 @@ class Faults:
         ends = self._network.topology.links[link]
         for instant, factor in drift_factors(drift, f"{ends.source}->{ends.target}"):
             yield _Step(instant, lambda factor=factor: self._conditions.drift(link, factor))  # type: ignore[misc]
+
+
+def _check(entry: Entry, num_links: int, num_hosts: int) -> None:
+    """Refuse what a topology file could not have said either."""
+    links = getattr(entry, "links", ())
+    hosts = [getattr(entry, name) for name in ("host", "source", "target") if hasattr(entry, name)]
+    problem = None
+    if wrong := [link for link in links if not 0 <= link < num_links]:
+        problem = f"there is no link {wrong[0]}"
+    elif wrong := [host for host in hosts if not 0 <= host < num_hosts]:
+        problem = f"there is no host {wrong[0]}"
+    elif not 0 <= getattr(entry, "at_seconds", 0.0) < math.inf:
+        problem = "at_seconds must be finite and not negative"
+    elif isinstance(entry, LinkEvent):
+        settings = (entry.is_up, entry.bits_per_second, entry.latency_seconds, entry.loss)
+        if sum(value is not None for value in settings) != 1:
+            problem = "give exactly one of is_up, bits_per_second, latency_seconds and loss"
+    elif isinstance(entry, Background):
+        if entry.source == entry.target:
+            problem = "it leads from a host to itself"
+        elif (entry.bits_per_second is None) == (entry.num_bytes is None or entry.every_seconds is None):
+            problem = "give either bits_per_second, or num_bytes and every_seconds"
+    elif isinstance(entry, Drift) and not entry.every_seconds > 0:
+        problem = "every_seconds must be above zero"
+    if problem is not None:
+        raise InputError(f"{entry}: {problem}")
 
 
 def _give_up(reason: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from exogym_core.communicator import run_ranks
 from netsim.clock import Clock
 from netsim.collectives import default_algorithm, play, schedule
 from netsim.collectives.timing import time_collective
-from netsim.errors import DeadlockError
+from netsim.errors import DeadlockError, InputError
 from netsim.faults import Faults
 from netsim.flows import play_flows
 from netsim.network import Network
@@ -394,3 +396,53 @@ def test_a_change_mid_way_sends_a_collective_through_events(
     assert fast[0] != play_once([], op, protocol, by_events=False)[0]
     assert fast[1] == pytest.approx(events[1], rel=1e-6, abs=1.0)
     assert fast[2] == pytest.approx(events[2], rel=1e-6, abs=1.0)
+
+
+# -- the documentation ---------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[1] / "docs" / "weather.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_topology_of_the_page_loads_and_runs(tmp_path: Path) -> None:
+    (text,) = blocks("yaml")
+    (tmp_path / "stormy.yaml").write_text(text)
+    topology = Topology.load(tmp_path / "stormy.yaml")
+    assert all(vars_of(topology.weather).values())
+    assert math.isfinite(finish(topology, (0.0, "us.0", "eu.0", 200 * MEGABYTE))[0])
+
+
+def vars_of(weather: Weather) -> dict[str, Any]:
+    return {
+        name: getattr(weather, name)
+        for name in ("link_events", "host_events", "traces", "background", "drift")
+    }
+
+
+def test_the_program_of_the_page_runs() -> None:
+    (text,) = blocks("python")
+    scope: dict[str, Any] = {}
+    exec(compile(text, str(PAGE), "exec"), scope)
+    assert scope["network"].env.now > 5
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (LinkEvent(0.0, (0,)), "exactly one"),
+        (LinkEvent(0.0, (0,), is_up=False, loss=0.1), "exactly one"),
+        (LinkEvent(0.0, (99,), is_up=False), "no link 99"),
+        (HostEvent(0.0, 3, is_up=False), "no host 3"),
+        (LinkEvent(math.nan, (0,), is_up=False), "at_seconds"),
+        (Background(A, A, bits_per_second=1.0), "to itself"),
+        (Background(A, B), "either bits_per_second"),
+        (Drift((0,), "lognormal", 0.0, sigma=1.0), "every_seconds"),
+    ],
+)
+def test_entries_that_make_no_sense_are_refused(entry: Entry, told: str) -> None:
+    faults = Faults(Network(Clock(), star()))
+    with pytest.raises(InputError, match=told):
+        faults.add(entry)
