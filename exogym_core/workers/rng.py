@@ -36,7 +36,7 @@ def _numpy_address() -> int:
 @cache
 def _python_address() -> int:
     """Where the `random` module's generator keeps its position, then its words; 0 if that is not as in CPython."""
-    address = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
+    address = id(random._inst) + object.__basicsize__
     if random.Random.__basicsize__ < object.__basicsize__ + _TWISTER_BYTES:
         return 0
     position, *words = struct.unpack("=i624I", ctypes.string_at(address, _TWISTER_BYTES))
