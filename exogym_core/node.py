@@ -311,10 +311,10 @@ class TrainNode:
 
     def finish(self) -> NodeOutcome:
         """The last evaluation, unless it has just been done, and the outcome."""
-        if self.settings.val_interval is None:
-            self._post_average()
-        elif not self._is_due(self.settings.val_interval):
+        if self.settings.val_interval is not None and not self._is_due(self.settings.val_interval):
             self.evaluate()
+        elif not self._handles:  # nothing was evaluated, or that was before a restart
+            self._post_average()
         self._settle_average()
         average = None
         if self.comm.rank == self._judge:

@@ -183,6 +183,15 @@ def test_processes_go_on_as_threads_would(number: int, folder: Path, whole: Any)
     assert last_checkpoint(resumed) == whole(number)[1]
 
 
+@pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
+def test_a_run_stopped_after_its_last_step_ends_as_it_would_have(folder: Path, workers: Any) -> None:
+    """The last evaluation was in the last step: its mean model must be had again."""
+    whole = fit(make(0), max_steps=6, checkpoint_interval=3, save_dir=folder)
+    resumed = fit(make(0), max_steps=6, resume_from=whole.checkpoint_folder, workers=workers)
+    assert resumed.resumed_step == 6
+    assert outcome(resumed) == outcome(whole)
+
+
 def forget(*_: object) -> None:
     pass
 
