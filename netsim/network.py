@@ -22,6 +22,7 @@ from netsim.clock import Clock
 from netsim.errors import InputError
 from netsim.neighbours import Neighbourhoods
 from netsim.observer import Observer
+from netsim.outage import follow_paths, go_on_unless_cut, hold_if_cut, is_cut
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
 from netsim.tcp import Window, share_weight
@@ -281,7 +282,7 @@ class Network:
         if (
             self._capacity.dead
             and (num_bytes == 0 or channel.window is not None)
-            and self._is_cut(channel.path)
+            and is_cut(self, channel.path)
         ):
             transfers.hold(slot)
             return True
@@ -399,37 +400,14 @@ class Network:
         if not 0 <= seconds < math.inf:
             raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
         self._change_is_due()
-        self._follow(self._paths.set_latency(link, seconds))
+        follow_paths(self, self._paths.set_latency(link, seconds))
 
     def set_loss(self, link: int, share: float) -> None:
         """Have a link (index) lose another share of its packets from now on."""
         if not 0 <= share < 1:
             raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
         self._change_is_due()
-        self._follow(self._paths.set_loss(link, share))
-
-    def _follow(self, changed: list[Path]) -> None:
-        """Paths have other round trips or losses: what is under way on them goes on accordingly."""
-        self.version += 1
-        self._call_at(self.env.now)
-        indices = {path.index for path in changed}
-        for channel in self._channels.values():
-            if channel.path.index not in indices:
-                continue
-            path, window, now = channel.path, channel.window, self.env.now
-            slot = channel.queue[0] if channel.queue else -1
-            drains = slot in self._neighbours
-            if drains:
-                self._transfers.weight[slot] = path.weight
-                self._neighbours.touch_slot(slot)
-            if window is None:
-                continue
-            left, through = self._transfers.drain(slot, now) if drains else (0.0, True)
-            if drains:
-                window.end(now, left)
-            window.follow(path.round_trip_seconds, path.loss)
-            if not through and slot not in self._transfers.held:
-                self._accept(slot, window.again(now), left, now)
+        follow_paths(self, self._paths.set_loss(link, share))
 
     def _touch(self, link: int) -> None:
         self.version += 1
@@ -437,41 +415,10 @@ class Network:
         self._call_at(self.env.now)
         if self._capacity.is_dead(link):
             for slot in self._neighbours.slots_near(link):
-                self._hold_if_cut(slot)
+                hold_if_cut(self, slot)
         else:
             for slot in sorted(self._transfers.held):
-                self._go_on_unless_cut(slot)
-
-    # -- dead links ------------------------------------------------------------------------------------------
-
-    def _is_cut(self, path: Path) -> bool:
-        """Whether a link of a path is dead; TCP needs the way back as well, for its acknowledgements."""
-        links = path.links + path.back if self.protocol.ack_share else path.links
-        return not self._capacity.dead.isdisjoint(links)
-
-    def _hold_if_cut(self, slot: int) -> None:
-        """Have a window wait whose transfer cannot go on; without windows, a rate of zero says it all."""
-        channel, now = self._of_slot[slot], self.env.now
-        if channel.window is None or slot in self._transfers.held or not self._is_cut(channel.path):
-            return
-        left, through = self._transfers.drain(slot, now)
-        if not through:
-            channel.window.end(now, left)
-            self._transfers.hold(slot)
-            self._neighbours.touch_slot(slot)
-
-    def _go_on_unless_cut(self, slot: int) -> None:
-        """What a dead link held up goes on; a connection that was cut for long starts slowly."""
-        channel, now = self._of_slot[slot], self.env.now
-        if self._is_cut(channel.path):
-            return
-        self._transfers.held.discard(slot)
-        if channel.window is None or slot not in self._neighbours:
-            self._transfers.set_due(slot, now)
-        else:
-            left = float(self._transfers.remaining[slot])
-            self._transfers.since[slot] = now
-            self._accept(slot, channel.window.start(now, left), left, now)
+                go_on_unless_cut(self, slot)
 
     def _change_is_due(self) -> None:
         """Something is about to start or change: who counts on a quiet network hears of it first."""

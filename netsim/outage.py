@@ -1,4 +1,7 @@
-"""Transfers that a crash ends or a dead link holds up. Knows the inside of `Network`, so that others need not."""
+"""Transfers that a crash ends, a dead link holds up, or a change of their path meets.
+
+Knows the inside of `Network`, so that others need not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,20 @@ if TYPE_CHECKING:
 
     from netsim.channel import Channel
     from netsim.network import Network
+    from netsim.paths import Path
 
-__all__ = ["Waiting", "can_go_on", "dead_links", "drop_transfers", "is_in_flight", "transfers_waiting"]
+__all__ = [
+    "Waiting",
+    "can_go_on",
+    "dead_links",
+    "drop_transfers",
+    "follow_paths",
+    "go_on_unless_cut",
+    "hold_if_cut",
+    "is_cut",
+    "is_in_flight",
+    "transfers_waiting",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,62 @@ def drop_transfers(network: Network, host: int) -> None:
         send()
 
 
+def follow_paths(network: Network, changed: list[Path]) -> None:
+    """Paths have other round trips or losses: what is under way on them goes on accordingly."""
+    network.version += 1
+    network._call_at(network.env.now)
+    indices = {path.index for path in changed}
+    for channel in network._channels.values():
+        if channel.path.index not in indices:
+            continue
+        path, window, now = channel.path, channel.window, network.env.now
+        slot = channel.queue[0] if channel.queue else -1
+        drains = slot in network._neighbours
+        if drains:
+            network._transfers.weight[slot] = path.weight
+            network._neighbours.touch_slot(slot)
+        if window is None:
+            continue
+        left, through = network._transfers.drain(slot, now) if drains else (0.0, True)
+        if drains:
+            window.end(now, left)
+        window.follow(path.round_trip_seconds, path.loss)
+        if not through and slot not in network._transfers.held:
+            network._accept(slot, window.again(now), left, now)
+
+
+def is_cut(network: Network, path: Path) -> bool:
+    """Whether a link of a path is dead; TCP needs the way back as well, for its acknowledgements."""
+    links = path.links + path.back if network.protocol.ack_share else path.links
+    return not network._capacity.dead.isdisjoint(links)
+
+
+def hold_if_cut(network: Network, slot: int) -> None:
+    """Have a window wait whose transfer cannot go on; without windows, a rate of zero says it all."""
+    channel, now = network._of_slot[slot], network.env.now
+    if channel.window is None or slot in network._transfers.held or not is_cut(network, channel.path):
+        return
+    left, through = network._transfers.drain(slot, now)
+    if not through:
+        channel.window.end(now, left)
+        network._transfers.hold(slot)
+        network._neighbours.touch_slot(slot)
+
+
+def go_on_unless_cut(network: Network, slot: int) -> None:
+    """What a dead link held up goes on; a connection that was cut for long starts slowly."""
+    channel, now = network._of_slot[slot], network.env.now
+    if is_cut(network, channel.path):
+        return
+    network._transfers.held.discard(slot)
+    if channel.window is None or slot not in network._neighbours:
+        network._transfers.set_due(slot, now)
+    else:
+        left = float(network._transfers.remaining[slot])
+        network._transfers.since[slot] = now
+        network._accept(slot, channel.window.start(now, left), left, now)
+
+
 def can_go_on(network: Network, ignored: Callable[[Hashable], bool]) -> bool:
     """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
     if network._sent:
@@ -109,7 +180,7 @@ def _first(network: Network, ignored: Callable[[Hashable], bool]) -> Iterator[tu
 def _is_stuck(network: Network, slot: int, channel: Channel) -> bool:
     if slot in network._transfers.held:
         return True
-    return slot in network._neighbours and network._is_cut(channel.path)
+    return slot in network._neighbours and is_cut(network, channel.path)
 
 
 def _connection(network: Network, channel: Channel) -> Hashable:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import netsim.faults
+import netsim.network
 import netsim.outage
 from netsim.capacity import Capacity
 from netsim.clock import Clock
@@ -291,7 +292,7 @@ def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def held_transfers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Network, "_go_on_unless_cut", lambda self, slot: None)
+    patch.setattr(netsim.network, "go_on_unless_cut", lambda network, slot: None)
 
 
 def windows_forget_what_they_drained(patch: pytest.MonkeyPatch) -> None:
