@@ -230,6 +230,13 @@ class RankCheckpoints:
     every: int | None = None
     resumed: Checkpoint | None = None
 
+    @property
+    def home(self) -> Path | None:
+        """The folder of this run's checkpoints, old or new; None where there are none."""
+        if self.folder is None and self.resumed is not None:
+            return self.resumed.path.parent
+        return self.folder
+
     def is_due(self, step: int) -> bool:
         """Whether there is a checkpoint after `step` steps."""
         return self.folder is not None and self.every is not None and step % self.every == 0

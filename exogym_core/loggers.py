@@ -75,10 +75,8 @@ class WandbLogger:
         run_name: its name; None lets wandb choose.
         config: shown beside it.
         x_axis: `step`, `examples` or `virtual_seconds`.
-        run_id: of a run to go on with; rows up to its last step are not logged again. None: a new run.
-
-    Attributes:
-        run_id: of this run.
+        id_file: keeps the run's id: where it is there, that run is gone on with, and rows up to its last step
+            are not logged again.
 
     Raises:
         InputError: wandb is not installed.
@@ -91,7 +89,7 @@ class WandbLogger:
         run_name: str | None,
         config: Mapping[str, Any],
         x_axis: str = "step",
-        run_id: str | None = None,
+        id_file: Path | None = None,
     ) -> None:
         if x_axis not in X_AXES:
             raise unknown_name("log_x_axis", x_axis, X_AXES)
@@ -101,9 +99,12 @@ class WandbLogger:
             raise InputError(
                 "fit: wandb_project needs wandb, which is not installed; run: pip install 'netgym[tracking]'"
             ) from None
+        known = id_file is not None and id_file.is_file()
+        run_id = id_file.read_text(encoding="utf-8").strip() if id_file is not None and known else None
         resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
         self._run = wandb.init(project=project, name=run_name, config=dict(config), **resumed)
-        self.run_id = str(self._run.id)
+        if id_file is not None:
+            write_whole(id_file, f"{self._run.id}\n")
         last_step = None if run_id is None else self._run.summary.get("step")
         self._last_step = -1 if last_step is None else int(last_step)
         self._axis = X_AXES[x_axis]
@@ -144,14 +145,23 @@ def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def make_loggers(request: FitRequest, model: nn.Module) -> list[Logger]:
-    """The loggers that the request names; none where logging is disabled."""
+def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None = None) -> list[Logger]:
+    """The loggers that the request names; none where logging is disabled.
+
+    Args:
+        request: of the run.
+        model: what is trained.
+        checkpoints: folder of the run's checkpoints, which knows its wandb run too.
+    """
     loggers: list[Logger] = []
     if request.disable_logging:
         return loggers
     config = run_config(request, model)
     if request.wandb_project is not None:
-        loggers.append(WandbLogger(request.wandb_project, request.run_name, config, request.log_x_axis))
+        id_file = checkpoints / "wandb" if checkpoints is not None else None
+        loggers.append(
+            WandbLogger(request.wandb_project, request.run_name, config, request.log_x_axis, id_file)
+        )
     if request.run_name is not None:
         loggers.append(FolderLogger(request.run_name, config))
     return loggers

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.loggers import WandbLogger
 from exogym_core.names import file_name
-from exogym_core.record import write_whole
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,11 +58,7 @@ class TensorBoardLogger:
 def _wandb_logger(experiment: Experiment, folder: RunFolder, label: str, axis: str) -> WandbLogger:
     """Goes on with the run that this strategy had before an interruption, known by a file in the folder."""
     path = folder.make_folder("checkpoints") / f"{file_name(label)}.wandb"
-    run_id = path.read_text(encoding="utf-8").strip() if path.is_file() else None
-    project, config = str(experiment.settings.name), experiment.to_mapping()
-    logger = WandbLogger(project, label, config, axis, run_id)
-    write_whole(path, f"{logger.run_id}\n")
-    return logger
+    return WandbLogger(str(experiment.settings.name), label, experiment.to_mapping(), axis, path)
 
 
 @contextmanager

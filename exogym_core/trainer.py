@@ -221,7 +221,7 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     result.minibatch_size = request.minibatch_size
     result.compute = program.compute.to_mapping() if program.compute is not None else None
     started_rank = torchrun_rank() if request.transport == "gloo" else None
-    loggers = make_loggers(request, program.model) if not started_rank else []
+    loggers = make_loggers(request, program.model, program.checkpoints.home) if not started_rank else []
     listeners: list[Callable[[Mapping[str, Any]], None]] = [logger.event for logger in loggers]
     if request.on_event is not None:
         listeners.append(request.on_event)

@@ -99,7 +99,7 @@ def test_nothing_is_written_when_disabled(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch):
+def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch, tmp_path):
     logged, metrics, state = [], [], {}
     run = types.SimpleNamespace(
         id="a1",
@@ -110,12 +110,17 @@ def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch):
     module = types.ModuleType("wandb")
     module.init = lambda **options: state.update(options) or run
     monkeypatch.setitem(sys.modules, "wandb", module)
-    fit(wandb_project="theirs", log_x_axis="examples")
+    fit(wandb_project="theirs", log_x_axis="examples", checkpoint_interval=4, save_dir=tmp_path / "saved")
     assert state["project"] == "theirs"
     assert state["finished"]
     assert metrics == [("examples_trained", {}), ("*", {"step_metric": "examples_trained"})]
     assert [row["examples_trained"] for row in logged if "local_loss" in row] == [0, 16, 32, 40]
     assert [row["step"] for row in logged if "train_loss" in row] == [1, 2, 3, 4, 5]
+    run.summary = {"step": 4}
+    del logged[:]
+    fit(wandb_project="theirs", resume_from=next((tmp_path / "saved").iterdir()))
+    assert (state["id"], state["resume"]) == ("a1", "allow")
+    assert {row["step"] for row in logged} == {5}
 
 
 def test_wandb_that_is_missing_or_asked_wrongly(monkeypatch):
