@@ -120,18 +120,3 @@ def test_freed_memory_is_used_again() -> None:
     assert second.content == first.content
     assert arena.put(torch.ones(9_000)).content != second.content
     arena.close()
-
-
-@given(draws, draws)
-def test_saved_states_go_on_as_if_not_saved(before: list[str], after: list[str]) -> None:
-    outside = RandomStates.of_process()
-    for kind in before:
-        draw(kind)
-    state = RandomStates.of_process().state_dict()
-    assert state["random"] == random.getstate()
-    expected = [draw(kind) for kind in after]
-    again = RandomStates(1, 1)
-    again.load_state_dict(state)
-    again.load()
-    assert [draw(kind) for kind in after] == expected
-    outside.load()

@@ -14,13 +14,10 @@ import ctypes
 import random
 import struct
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["RandomStates"]
 
@@ -100,16 +97,3 @@ class RandomStates:
             self._numpy_words = ctypes.string_at(address, _TWISTER_BYTES) if address else None
         else:
             ctypes.memmove(address, self._numpy_words, _TWISTER_BYTES)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states in the forms that their own modules give, for a checkpoint."""
-        state = self._random
-        if self._random_words is not None:
-            position, *words = struct.unpack("=i624I", self._random_words)
-            state = (random.Random.VERSION, (*words, position), self._random)
-        return {"torch": self._torch, "random": state, "numpy": self._numpy}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; `load` then makes it the process's."""
-        self._torch, self._random, self._numpy = state["torch"], state["random"], state["numpy"]
-        self._random_words = self._numpy_words = None
