@@ -9,7 +9,7 @@ demo: setup
 	$(BIN)/netgym compare examples/digits_wan.yaml
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 lint: setup
 	$(BIN)/ruff format --check --quiet .
