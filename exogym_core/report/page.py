@@ -7,14 +7,13 @@ import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from netsim.topology import Topology
-
 from exogym_core.names import visible
 from exogym_core.report.plots import draw_plots
 from exogym_core.report.results import Results
 from exogym_core.report.table import table_cells, table_headings
 from exogym_core.report.verdict import verdict
 from netsim.errors import InputError
+from netsim.topology import Topology
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from netsim.topology import Topology
 
 import netsim.capacity
 from netsim.clock import Clock
 from netsim.network import Network
 from netsim.paths import PathTable
+from netsim.topology import Topology
 from netsim.transfers import Transfers
 
 if TYPE_CHECKING:
