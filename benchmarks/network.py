@@ -1,7 +1,6 @@
-"""The network against SimGrid and ns-3, case by case: how right, and how fast.
+"""The network against SimGrid and ns-3: how fast; how right is shown by benchmarks/accuracy.py.
 
-    python benchmarks/network.py accuracy     errors against the recorded results of both
-    python benchmarks/network.py speed        seconds against SimGrid's, side by side where it is installed
+    python benchmarks/network.py     seconds against SimGrid's, side by side where it is installed
 
 SimGrid is taken from the system (Debian: libsimgrid-dev and g++); otherwise its recorded seconds are used,
 which stem from another machine. Start-up, set-up and the first compilation are left out on both sides.
@@ -201,15 +200,8 @@ def show_ring_speed() -> None:
 
 
 def main() -> None:
-    kind = sys.argv[1] if len(sys.argv) == 2 else ""
-    if kind not in ("accuracy", "speed"):
-        sys.exit(__doc__)
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
     print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {versions}\n")
-    if kind == "accuracy":
-        show_simgrid_accuracy()
-        show_ns3_accuracy()
-        return
     with tempfile.TemporaryDirectory() as name:
         show_flow_speed(build_simgrid(Path(name)), Path(name))
     show_ring_speed()
