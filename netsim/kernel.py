@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advance",
+    "Answer",
+    "Arrival",
     "Ask",
     "Call",
     "Exit",
+    "Join",
     "Kernel",
     "Key",
     "Mark",
@@ -104,11 +107,44 @@ class Ask(NamedTuple):
     key: Key | None
 
 
+class Join(NamedTuple):
+    """Tell me which of `num_members` come to `key` within `seconds` of the first, once that is settled.
+
+    It is settled when all have come, else at the deadline; who comes at that very instant is included. Who
+    comes later is told at once.
+
+    Attributes:
+        key: the name of the meeting.
+        member: who comes.
+        num_members: how many could.
+        seconds: what the first to come gives the others; its word counts.
+        weight: told to all who come, with the member.
+        is_past: it was answered in an earlier part of the run, and nobody asks any more.
+    """
+
+    key: Key
+    member: int
+    num_members: int
+    seconds: float
+    weight: float = 1.0
+    is_past: bool = False
+
+
+class Arrival(NamedTuple):
+    """A member that came in time, and the weight it brought."""
+
+    member: int
+    weight: float
+
+
+Answer = float | tuple[Arrival, ...]
+
+
 class Exit(NamedTuple):
     """I am through."""
 
 
-Request = Advance | Post | Wait | Mark | Ask | Exit
+Request = Advance | Post | Wait | Mark | Ask | Join | Exit
 
 
 class StampedRow(NamedTuple):
@@ -141,6 +177,7 @@ class Span(NamedTuple):
 
 
 _MOST_TOLD = 8  # ranks in one line
+_END_OF_INSTANT: Any = 1 << 20  # a priority: whatever else happens at that instant goes before
 
 Enter = Callable[[int], None]
 Play = Callable[[Call, Hashable, Callable[[int], None]], Enter]
@@ -156,6 +193,25 @@ class _InFlight:
     posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     num_waited: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    """Who has come to a `Join`; `settled` happens when it is known who was in time."""
+
+    settled: simpy.Event
+    arrivals: list[Arrival] = field(default_factory=list)
+    num_late: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return not self.settled.triggered
+
+    def settle(self, deadline: simpy.Event | None = None) -> None:
+        """Nobody who comes from now on is in time."""
+        if self.is_open:
+            self.arrivals.sort()
+            self.settled.succeed()
 
 
 def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> Enter:
@@ -178,7 +234,7 @@ class Kernel:
         num_ranks: how many ranks there are.
         refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
             let the rank run, or raises (deadlock, a rank's failure).
-        answer: called with (rank, value) for every `Ask`.
+        answer: called with (rank, value) for every `Ask` and `Join`.
         describe: called with a `Post` that has no call; returns the call, blocking like `refill`.
         play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
             (a position in `call.ranks`) in now; `on_done(member)` is called at the instant it is through.
@@ -200,7 +256,7 @@ class Kernel:
         num_ranks: int,
         refill: Callable[[int], None],
         *,
-        answer: Callable[[int, float | bool], None],
+        answer: Callable[[int, Answer], None],
         describe: Callable[[int, Post], Call],
         play: Play = instant_play,
         clock: Clock | None = None,
@@ -224,6 +280,7 @@ class Kernel:
         self._blame = blame
         self._on_span = on_span
         self._in_flight: dict[Key, _InFlight] = {}
+        self._meetings: dict[Key, _Meeting] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, int]]] = {}
         self._asleep: dict[int, Call] = {}
@@ -291,6 +348,9 @@ class Kernel:
                 self._on_row(StampedRow(rank, *times, request.row))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
+            elif isinstance(request, Join):
+                log.append(request._replace(is_past=True))
+                yield from self._join(rank, request)
             else:
                 self.end_seconds[rank] = clock.now
                 self._num_running -= 1
@@ -301,6 +361,29 @@ class Kernel:
             return float(self.clock.now)
         flight = self._in_flight.get(key)
         return flight is None or flight.done_at.get(rank, math.inf) <= self.clock.now
+
+    def _join(self, rank: int, join: Join) -> Generator[simpy.Event, None, None]:
+        meeting = self._meetings.get(join.key)
+        if meeting is None:
+            meeting = self._meetings[join.key] = _Meeting(self.clock.event())
+            deadline = self.clock.at(self.clock.now + on_grid(join.seconds), _END_OF_INSTANT)
+            assert deadline.callbacks is not None
+            deadline.callbacks.append(meeting.settle)
+        if meeting.is_open:
+            meeting.arrivals.append(Arrival(join.member, join.weight))
+        else:
+            meeting.num_late += 1
+        if len(meeting.arrivals) + meeting.num_late == join.num_members:
+            del self._meetings[join.key]
+            meeting.settle()
+        start = self.clock.now
+        if not meeting.settled.processed:
+            yield meeting.settled
+        self.exposed_seconds[rank] += self.clock.now - start
+        if self._on_span is not None and self.clock.now > start:
+            self._on_span(Span(rank, "wait", "join", start, self.clock.now))
+        if not join.is_past:
+            self._answer(rank, tuple(meeting.arrivals))
 
     # --- calls ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 
 from netsim.clock import Clock, on_grid
 from netsim.errors import DeadlockError
-from netsim.kernel import Advance, Ask, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
+from netsim.kernel import Advance, Answer, Ask, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -54,7 +54,7 @@ class Played:
 
     kernel: Kernel
     network: Takes
-    answers: list[tuple[int, float | bool]] = field(default_factory=list)
+    answers: list[tuple[int, Answer]] = field(default_factory=list)
     rows: list[StampedRow] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def play(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: 
     def describe(rank: int, post: Post) -> Call:
         raise AssertionError(f"rank {rank} has posted {post} without a call")
 
-    answers: list[tuple[int, float | bool]] = []
+    answers: list[tuple[int, Answer]] = []
     rows: list[StampedRow] = []
     kernel = Kernel(
         len(streams),

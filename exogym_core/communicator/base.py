@@ -6,6 +6,7 @@ simulated network; both keep the semantics written here, and one table of tests 
 
 from __future__ import annotations
 
+import math
 import pickle
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -162,6 +163,24 @@ class Communicator(ABC):
     def barrier(self, async_op: bool = False) -> Any:
         """Return when every rank has called it."""
 
+    def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
+        """Average `tensor` over those who come in time, in place for them; returns their ranks.
+
+        In time is who comes within `seconds` (virtual) of the first, that instant included; if all come, nobody
+        waits longer. Who comes later is told at once who was in time, and keeps its `tensor`. A rank that has
+        ended does not come. The result is sum(weight * tensor) / sum(weight) in the tensor's own dtype, added
+        in rank order; weights travel free, with the news of who has come. The first one's `seconds` count.
+
+        Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
+
+        Raises:
+            InputError: negative or infinite `seconds`, a weight that is not positive, no floats, calls off
+                the clock; or a real transport, which cannot do without a member.
+        """
+        raise InputError(
+            f"rank {self.rank}, average_present: not over transport {self.transport!r}; use 'netsim'"
+        )
+
     # --- messages ------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -271,6 +290,17 @@ class Communicator(ABC):
                 f"rank {self.rank}, {call}: {name}={rank!r} is not a rank; use 0 to {self.world_size - 1}"
             )
         return rank
+
+    def _check_present(self, seconds: float, weight: float) -> None:
+        """Refuse a time-out or a weight without meaning."""
+        if not 0 <= seconds < math.inf:
+            raise InputError(
+                f"rank {self.rank}, average_present: seconds={seconds!r}; give a finite number from 0 up"
+            )
+        if not 0 < weight < math.inf:
+            raise InputError(
+                f"rank {self.rank}, average_present: weight={weight!r}; give a finite number above 0"
+            )
 
     def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
         """The reduce op's name, refused where it has no meaning for this dtype."""

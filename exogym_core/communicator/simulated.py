@@ -19,7 +19,7 @@ from exogym_core.communicator.base import Communicator, Handle, Traffic
 from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.parts import parts_of, scatter_parts
 from netsim.errors import InputError
-from netsim.kernel import Advance, Call, Exit, Key, Mark, Post, Request, Wait
+from netsim.kernel import Advance, Answer, Ask, Call, Exit, Join, Key, Mark, Post, Request, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -59,8 +59,8 @@ class Port(Protocol):
     def flush(self) -> None:
         """Have the clock play what this rank has requested, as far as it can."""
 
-    def ask(self, key: Key | None) -> float | bool:
-        """The kernel's answer to `Ask(key)`, at this rank's virtual time."""
+    def ask(self, question: Ask | Join) -> Answer:
+        """The kernel's answer, at this rank's virtual time."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class _SimulatedHandle(Handle[T]):
         if self._result:
             return True
         if self._on_clock:
-            return bool(self._comm._ask(self._key)) and self._comm._port.ready(self._ticket)
+            return bool(self._comm._ask(Ask(self._key))) and self._comm._port.ready(self._ticket)
         return self._comm._port.ready(self._ticket)
 
 
@@ -200,6 +200,25 @@ class SimulatedCommunicator(Communicator):
 
     def barrier(self, async_op: bool = False) -> Any:
         return self._collective("barrier", [], _nothing, async_op)
+
+    def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
+        self._check_op("average_present", "avg", tensor)
+        self._check_present(seconds, weight)
+        if self._state.off_clock or self._state.repeating:
+            raise InputError(f"rank {self.rank}, average_present: it needs the clock; call it on the clock")
+        lane = ("present", self._group_id)
+        key = Key(lane, self._next_number(lane))
+        arrivals = self._ask(Join(key, self.rank, self.world_size, seconds, weight))
+        assert isinstance(arrivals, tuple)
+        members = [arrival.member for arrival in arrivals]
+        if self.rank in members:
+            ranks = tuple(self._ranks[member] for member in members)
+            present = SimulatedCommunicator(
+                self._port, ranks, members.index(self.rank), self._book, self._state, (lane, ranks)
+            )
+            total = present.all_reduce(tensor.detach() * weight)
+            tensor.detach().copy_(total.div_(sum(arrival.weight for arrival in arrivals)))
+        return members
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -303,11 +322,11 @@ class SimulatedCommunicator(Communicator):
             self._port.request(Advance(seconds))
         self._port.request(request)
 
-    def _ask(self, key: Key | None) -> float | bool:
+    def _ask(self, question: Ask | Join) -> Answer:
         if self._state.pending_seconds:
             seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
             self._port.request(Advance(seconds))
-        return self._port.ask(key)
+        return self._port.ask(question)
 
     # --- groups and the clock ------------------------------------------------------------------------------
 
@@ -334,7 +353,9 @@ class SimulatedCommunicator(Communicator):
         self._request(Mark(row))
 
     def now(self) -> float:
-        return float(self._ask(None))
+        seconds = self._ask(Ask(None))
+        assert not isinstance(seconds, tuple)
+        return seconds
 
     @contextmanager
     def off_clock(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from netsim.errors import DeadlockError
-    from netsim.kernel import Request, StampedRow
+    from netsim.kernel import Answer, Request, StampedRow
     from netsim.topology import Topology
 
 __all__ = ["Schedules", "Simulation", "World"]
@@ -136,7 +136,7 @@ class Simulation:
         world: World,
         let_run: Callable[[int], None],
         on_complete: Callable[[Slot], None],
-        on_answer: Callable[[int, float | bool], None],
+        on_answer: Callable[[int, Answer], None],
         on_row: Callable[[StampedRow], None],
         past: Sequence[Sequence[Request]] = (),
     ) -> None:
@@ -183,7 +183,7 @@ class Simulation:
         while not stream:
             self._let_run(rank)
 
-    def _answered(self, rank: int, value: float | bool) -> None:
+    def _answered(self, rank: int, value: Answer) -> None:
         self.exchange.unblock(rank)
         self._on_answer(rank, value)
 

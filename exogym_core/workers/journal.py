@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from netsim.errors import InputError
-from netsim.kernel import Advance, Call, Key, Mark, Post, Request, Wait
+from netsim.kernel import Advance, Call, Join, Key, Mark, Post, Request, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +85,8 @@ def _plain(request: Request) -> list[Any]:
             return ["post", *request.key, request.member, request.call]
         case Wait():
             return ["wait", *request.key]
+        case Join():
+            return ["join", *request]
         case Mark():
             return ["mark", request.row]
         case _:
@@ -99,6 +101,8 @@ def _request(record: list[Any]) -> Request:
             return Post(Key(_tuples(group), _tuples(number)), member, Call(*map(_tuples, call)))
         case ["wait", group, number]:
             return Wait(Key(_tuples(group), _tuples(number)))
+        case ["join", [group, number], *rest]:
+            return Join(Key(_tuples(group), _tuples(number)), *rest)
         case ["mark", row]:
             return Mark(row)
     raise ValueError(f"no request: {record!r}")

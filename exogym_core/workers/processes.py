@@ -24,14 +24,14 @@ from exogym_core.workers.failures import FirstFailure, run_rank, told
 from exogym_core.workers.pickling import dumps_for_child
 from exogym_core.workers.turns import Turns
 from netsim.errors import InputError, MismatchError, NetsimError, RankError
-from netsim.kernel import Ask, Key, Mark, Request
+from netsim.kernel import Answer, Key, Mark, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.workers.journal import Journal
-    from netsim.kernel import StampedRow
+    from netsim.kernel import Ask, Join, StampedRow
 
 __all__ = ["run_in_processes"]
 
@@ -94,7 +94,7 @@ class _Done(NamedTuple):
 
 class _Answer(NamedTuple):
     rank: int
-    value: float | bool
+    value: Answer
 
 
 class _Abort(NamedTuple):
@@ -134,7 +134,7 @@ class _Child:
         self.schedules = Schedules(world)
         self.world = world
         self.tickets: dict[Key, _Ticket] = {}
-        self.answers: dict[int, float | bool] = {}
+        self.answers: dict[int, Answer] = {}
         self._outgoing: list[NamedTuple] = []
         self._requests: dict[int, list[Request]] = {}
         self._num_running = len(ranks)
@@ -270,10 +270,10 @@ class _PipePort:
     def flush(self) -> None:
         self._child.flush()
 
-    def ask(self, key: Key | None) -> float | bool:
+    def ask(self, question: Ask | Join) -> Answer:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
-        self._child.request(self._rank, Ask(key))
+        self._child.request(self._rank, question)
         self._child.block(self._rank, _Asking(self._rank))
         return self._child.answers.pop(self._rank)
 
@@ -407,7 +407,7 @@ class _Parent:
         assert isinstance(slot.error, MismatchError | None)
         return _Done(slot.key, shared, own, slot.error)
 
-    def _answered(self, rank: int, value: float | bool) -> None:
+    def _answered(self, rank: int, value: Answer) -> None:
         self._send(self._home[rank], _Answer(rank, value))
 
     def _send(self, index: int, message: NamedTuple) -> None:

@@ -10,7 +10,7 @@ from exogym_core.communicator.simulation import Simulation, World
 from exogym_core.workers.failures import FirstFailure, run_rank, told
 from exogym_core.workers.turns import Turns
 from netsim.errors import MismatchError, NetsimError
-from netsim.kernel import Ask, Key, Mark, Request
+from netsim.kernel import Key, Mark, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.workers.journal import Journal
-    from netsim.kernel import StampedRow
+    from netsim.kernel import Answer, Ask, Join, StampedRow
 
 __all__ = ["run_in_threads"]
 
@@ -49,7 +49,7 @@ class _ThreadRun:
         journal.log = self.simulation.kernel.log
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
-        self.answers: dict[int, float | bool] = {}
+        self.answers: dict[int, Answer] = {}
         self.states = [RankState() for _ in ranks]
         self._next_rows = 0.0
 
@@ -93,7 +93,7 @@ class _ThreadRun:
     def _completed(self, slot: Slot) -> None:
         self.turns.ready.extend(slot.waiters)
 
-    def _answered(self, rank: int, value: float | bool) -> None:
+    def _answered(self, rank: int, value: Answer) -> None:
         self.answers[rank] = value
         self.turns.ready.append(rank)
 
@@ -140,10 +140,10 @@ class _ThreadPort:
         if self._turns.is_rank_thread(self._rank):
             self._turns.give_way_to_host(self._rank)
 
-    def ask(self, key: Key | None) -> float | bool:
+    def ask(self, question: Ask | Join) -> Answer:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
-        self._stream.append(Ask(key))
+        self._stream.append(question)
         self._run.simulation.wait_for_clock(self._rank)
         self._turns.give_way(self._rank)
         return self._run.answers.pop(self._rank)
