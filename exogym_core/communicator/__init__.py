@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.communicator.base import Communicator, Handle, Traffic
 
 if TYPE_CHECKING:
+    from exogym_core.communicator.gloo import GlooCommunicator
     from exogym_core.workers.run import RunResult, run_ranks
 
-__all__ = ["Communicator", "Handle", "RunResult", "Traffic", "run_ranks"]
+__all__ = ["Communicator", "GlooCommunicator", "Handle", "RunResult", "Traffic", "run_ranks"]
 
 
 def __getattr__(name: str) -> Any:
-    # `run_ranks` starts workers, which use communicators: imported when asked for, not on the way here.
+    # Imported when asked for: the simulation needs no sockets, and `run_ranks` starts workers, which use
+    # communicators.
+    if name == "GlooCommunicator":
+        from exogym_core.communicator.gloo import GlooCommunicator
+
+        return GlooCommunicator
     if name in ("RunResult", "run_ranks"):
         from exogym_core.workers import run
 
