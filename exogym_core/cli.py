@@ -16,6 +16,7 @@ from rich.text import Text
 
 from exogym_core.names import visible, visible_text
 from netsim.errors import InputError, NetsimError, unknown_name
+from netsim.usage import CommandGroup, usage_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,13 @@ _debug = click.option(
 )
 
 
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Such as an unset variable of a shell leaves behind: it would be taken for the folder one is in."""
+    if value == "":
+        raise click.BadParameter("it is empty: give a name, or leave the option out", context, parameter)
+    return value
+
+
 def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """EXPERIMENT is needed unless there is --resume."""
     if value is None and context.params.get("resume") is None:
@@ -83,8 +91,13 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
                 is_eager=True,  # known when it is asked whether EXPERIMENT is missing
                 help="Go on with the run in this folder, from its last checkpoint.",
             ),
-            click.option("--topology", metavar="NAME", help="Another network: a shipped name or a file."),
-            click.option("--protocol", metavar="NAME", help="Another protocol."),
+            click.option(
+                "--topology",
+                metavar="NAME",
+                callback=_not_empty,
+                help="Another network: a shipped name or a file.",
+            ),
+            click.option("--protocol", metavar="NAME", callback=_not_empty, help="Another protocol."),
             click.option(
                 "--scale", metavar="NAME", help="Change the keys that EXPERIMENT lists under scales: NAME."
             ),
@@ -95,7 +108,12 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
                 multiple=True,
                 help="Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
             ),
-            click.option("--out", metavar="DIR", help="The run's folder, new or empty [runs/<name>-<n>]."),
+            click.option(
+                "--out",
+                metavar="DIR",
+                callback=_not_empty,
+                help="The run's folder, new or empty [runs/<name>-<n>].",
+            ),
             _debug,
         ]
     ):
@@ -103,7 +121,9 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(metadata.version("netgym"), prog_name="netgym", message="%(prog)s %(version)s")
 @_debug
 def cli() -> None:
@@ -245,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(error.format_message())
         return 2
     except click.ClickException as error:
-        return _fail(error.format_message(), 2)
+        return _fail(usage_message(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Audience", "compare", "summary_entry"]
 
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
+
+
+_KEYS = {"max_steps": "steps", "devices": "device", "num_nodes": "workers", "val_size": "evaluate"}
+"""Argument of `fit` -> the key of an experiment that it comes from."""
 
 
 class Audience(Protocol):
@@ -173,7 +178,15 @@ def _fit(
                 **device,
             )
         except InputError as error:
-            raise type(error)(f"{experiment.document.where}: {error}") from error
+            raise _placed(experiment, error) from error
+
+
+def _placed(experiment: Experiment, error: InputError) -> InputError:
+    """What `fit` refuses, told with the place of the key that says so."""
+    told = re.match(r"fit: (\w+)", str(error))
+    key = _KEYS.get(told[1], told[1]) if told else ""
+    path = (key,) if key in type(experiment.settings).model_fields else ()
+    return experiment.document.error(path, error)
 
 
 def _save(

@@ -216,6 +216,7 @@ class Experiment:
             ),
         )
         experiment._check_network()
+        experiment._check_machine()
         for entry in experiment.strategies:
             experiment.build_strategy(entry)
         return experiment
@@ -293,6 +294,7 @@ class Experiment:
 
     def _check_network(self) -> None:
         """What only the topology can tell: placement, and a protocol that exists."""
+        from exogym_core.devices import find_device
         from netsim.protocol import Protocol
 
         settings = self.settings
@@ -302,7 +304,29 @@ class Experiment:
             if settings.placement is not None:
                 raise self.document.error(("placement",), "there is no topology to place ranks on: add one")
             return
-        _at(self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement)
+        hosts = _at(
+            self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement
+        )
+        if self.compute.kind == "flops" and self.compute.device is None:
+            for host in (self.topology.hosts[number] for number in dict.fromkeys(hosts)):
+                if host.device is not None:
+                    _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
+
+    def _check_machine(self) -> None:
+        """What this machine is asked for, before data are read: devices, and micro-batches that fit."""
+        from exogym_core.request import nearest_divisor, parse_device
+
+        settings = self.settings
+        several = isinstance(settings.device, list)
+        for position, name in enumerate(settings.device if several else [settings.device]):
+            if name != "auto" or several:
+                path = ("device", position) if several else ("device",)
+                _at(self.document, path, parse_device, name, "device")
+        size, batch_size = settings.minibatch_size, settings.batch_size
+        if isinstance(size, int) and batch_size % size:
+            fitting = nearest_divisor(batch_size, size)
+            told = f"{size} does not divide batch_size {batch_size}: write {fitting}"
+            raise self.document.error(("minibatch_size",), told)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -332,7 +356,7 @@ def _blamed(path: KeyPath, named: Named, error: InputError) -> KeyPath:
     return (*path, min(found, key=lambda key: places[key])) if found else path
 
 
-def _at(document: Document, path: tuple[str, ...], call: Any, *arguments: Any) -> Any:
+def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
     """`call(*arguments)`, its InputError told with the place in the document."""
     try:
         return call(*arguments)

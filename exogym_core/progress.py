@@ -55,7 +55,8 @@ class PlainProgress:
     def __init__(self, write: Callable[[str], None], log: Callable[[str], None]) -> None:
         self._write, self._log = write, log
         self._label, self._num_steps = "", 0
-        self._begun = self._last = 0.0
+        self._last = 0.0
+        self._first: tuple[float, int] | None = None  # when the first step came, and which it was
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -66,21 +67,27 @@ class PlainProgress:
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
         """Say which strategy starts."""
         self._label, self._num_steps = visible(label, 40), num_steps
-        self._begun = time.monotonic()
-        self._last = self._begun - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+        self._last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+        self._first = None
         line = f"{self._label} ({position} of {num_strategies}): {num_steps} steps"
         self._write(line)
         self._log(line)
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Say how far it is, if that has not been said lately."""
+        if row["kind"] != "step":
+            return
         now = time.monotonic()
-        if row["kind"] != "step" or now - self._last < _SECONDS_BETWEEN_LINES:
+        # What comes before the first step, such as the start of processes, says nothing about the others.
+        begun, first = self._first = self._first or (now, row["step"])
+        if now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now
-        left = (now - self._begun) / row["step"] * (self._num_steps - row["step"])
-        step = f"step {row['step']} of {self._num_steps}"
-        self._write(f"{self._label}: {step}, {_told(row)}, ETA {format_seconds(round(left))}")
+        line = f"{self._label}: step {row['step']} of {self._num_steps}, {_told(row)}"
+        if row["step"] > first:
+            left = (now - begun) / (row["step"] - first) * (self._num_steps - row["step"])
+            line += f", ETA {format_seconds(round(left))}"
+        self._write(line)
 
     def end(self, result: FitResult) -> None:
         """Say how it ended."""

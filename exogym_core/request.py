@@ -112,11 +112,9 @@ class FitRequest:
         if self.minibatch_size is None:
             self.minibatch_size = self.batch_size
         if self.batch_size % self.minibatch_size:
-            divisors = [size for size in range(1, self.batch_size + 1) if self.batch_size % size == 0]
-            nearest = min(divisors, key=lambda size: abs(size - self.minibatch_size))
             raise InputError(
                 f"fit: minibatch_size {self.minibatch_size} does not divide batch_size {self.batch_size}; "
-                f"use {nearest}"
+                f"use {nearest_divisor(self.batch_size, self.minibatch_size)}"
             )
         target = self.target_loss
         if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
@@ -147,7 +145,7 @@ class FitRequest:
     def device_of(self, rank: int) -> torch.device:
         """Where `rank` computes: the given device, one of `devices` in turn, else cuda, mps or cpu."""
         if self.device is not None:
-            kind = _device("device", self.device)
+            kind = parse_device(self.device, "fit: device")
         elif self.devices is None and torch.cuda.is_available():
             kind = torch.device("cuda")
         elif self.devices is None and torch.backends.mps.is_available():
@@ -160,7 +158,9 @@ class FitRequest:
         if not choice:
             raise InputError("fit: there is no CUDA device here; pass device='cpu'")
         chosen = choice[rank % len(choice)]
-        return torch.device("cuda", chosen) if isinstance(chosen, int) else _device("devices", chosen)
+        return (
+            torch.device("cuda", chosen) if isinstance(chosen, int) else parse_device(chosen, "fit: devices")
+        )
 
     def limit(self, steps_per_epoch: int | None) -> int:
         """How many steps to do: epochs or steps, whichever end sooner.
@@ -228,11 +228,23 @@ def _whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def _device(name: str, given: Any) -> torch.device:
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Of the numbers that divide `number`, the one nearest to `wanted`.
+
+    >>> nearest_divisor(16, 5)
+    4
+    """
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    return min(divisors, key=lambda size: abs(size - wanted))
+
+
+def parse_device(given: Any, where: str) -> torch.device:
+    """The device of that name; `where` names the argument or key in the error.
+
+    Raises:
+        InputError: torch has no such device.
+    """
     try:
         return torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(
-            f"fit: {name} {given!r} is no device ({first}); use 'cpu', 'cuda' or 'mps'"
-        ) from None
+    except (RuntimeError, TypeError):
+        raise InputError(f"{where} {given!r} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from netsim.errors import InputError, NetsimError, unknown_name
+from netsim.errors import InputError, NetsimError
+from netsim.usage import CommandGroup, usage_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(CommandGroup):
     """A group that knows what its commands are called and where they are, and imports the one that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -43,13 +44,6 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
-            raise unknown_name("command", args[0], self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -81,8 +75,11 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except click.exceptions.Exit as ending:
         return ending.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
     except click.ClickException as error:
-        return _fail(error.format_message())
+        return _fail(usage_message(error))
     except InputError as error:
         return _fail(str(error))
     except NetsimError as error:

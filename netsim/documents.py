@@ -12,19 +12,19 @@ different things is refused: duplicate keys, `010`, anchors and aliases, merge k
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
-from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.errors import InputError, UnknownNameError
+from netsim.problems import MAX_PROBLEMS, KeyPath, Problem, key_text, printable, problems_of
 from netsim.units import shown
 
 __all__ = [
@@ -43,9 +43,7 @@ __all__ = [
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_VALUES = 250_000
-_MAX_PROBLEMS = 20  # told in one error; the rest is counted
 
-KeyPath: TypeAlias = tuple[str | int, ...]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 # libyaml where PyYAML was built with it: 30 times as fast, the same events.
@@ -70,13 +68,8 @@ _CONSTANTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One mistake in a document: the key it is at, what to do, and whether a name does not exist."""
-
-    path: KeyPath
-    message: str
-    is_unknown_name: bool = False
+# What YAML allows nowhere in a file.
+_UNREADABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -106,16 +99,16 @@ class Document:
     def errors(self, problems: Iterable[Problem]) -> InputError:
         """One error, to be raised, that tells all problems in the order of the file, a complete line each."""
         ordered = sorted(problems, key=lambda problem: self.line_of(problem.path) or 0)
-        lines = [self._told(problem) for problem in ordered[:_MAX_PROBLEMS]]
-        if len(ordered) > _MAX_PROBLEMS:
-            lines.append(f"{self.where}: and {len(ordered) - _MAX_PROBLEMS} more")
+        lines = [self._told(problem) for problem in ordered[:MAX_PROBLEMS]]
+        if len(ordered) > MAX_PROBLEMS:
+            lines.append(f"{self.where}: and {len(ordered) - MAX_PROBLEMS} more")
         kind = UnknownNameError if ordered[0].is_unknown_name else InputError
         return kind("\n".join(lines))
 
     def _told(self, problem: Problem) -> str:
         line = self.line_of(problem.path)
         place = self.where if line is None else f"{self.where}:{line}"
-        key = _key_text(problem.path)
+        key = key_text(problem.path)
         return f"{place}: {key}: {problem.message}" if key else f"{place}: {problem.message}"
 
 
@@ -139,7 +132,7 @@ class Schema(BaseModel):
 
 def load_document(path: str | Path) -> Document:
     """Read a YAML file of at most 1 MB; raises InputError `FILE:LINE: ...` for what cannot be accepted."""
-    where = _printable(str(path))
+    where = printable(str(path))
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -175,8 +168,16 @@ def parse_document(text: str, where: str = "<text>") -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}" if mark else where
-        raise InputError(f"{place}: not valid YAML: {error.problem or error.context}") from None
+        told = error.problem or error.context
+        if mark and "\t" in "".join(text.split("\n")[mark.line : mark.line + 1]):
+            told = f"{told}: indent with spaces, not with tabs"
+        raise InputError(f"{place}: not valid YAML: {told}") from None
     except yaml.YAMLError as error:
+        unreadable = _UNREADABLE.search(text)
+        if unreadable:
+            line = text.count("\n", 0, unreadable.start()) + 1
+            told = f"control character {printable(unreadable[0])}: remove it"
+            raise InputError(f"{where}:{line}: {told}") from None
         raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
     return Document(where, reader.root, reader.lines)
 
@@ -186,7 +187,7 @@ def validate(model: type[_Model], document: Document) -> _Model:
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
-        raise document.errors(p for details in error.errors() for p in _problems(details)) from None
+        raise document.errors(problems_of(error, document.data)) from None
 
 
 def _events(text: str) -> Iterator[Any]:
@@ -223,7 +224,7 @@ class _Reader:
             elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
                 self._stack.pop()
             elif isinstance(event, yaml.AliasEvent):
-                raise self._refusal(line, f"alias '*{_printable(event.anchor)}': write the value out")
+                raise self._refusal(line, f"alias '*{printable(event.anchor)}': write the value out")
             elif isinstance(event, yaml.DocumentStartEvent):
                 self._num_documents += 1
                 if self._num_documents > 1:
@@ -233,14 +234,14 @@ class _Reader:
         path = self._stack[-1][1] if self._stack else ()
         if self._key is not None:
             path = (*path, self._key)
-        key = _key_text(path)
+        key = key_text(path)
         return InputError(f"{self.where}:{line}: {key + ': ' if key else ''}{message}")
 
     def _refuse_properties(self, event: Any, line: int) -> None:
         if event.anchor is not None:
-            raise self._refusal(line, f"anchor '&{_printable(event.anchor)}': anchors are not accepted")
+            raise self._refusal(line, f"anchor '&{printable(event.anchor)}': anchors are not accepted")
         if event.tag is not None:
-            raise self._refusal(line, f"tag '{_printable(event.tag)}': tags are not accepted")
+            raise self._refusal(line, f"tag '{printable(event.tag)}': tags are not accepted")
 
     def _open(self, container: dict[str, object] | list[object], line: int) -> None:
         if len(self._stack) >= MAX_DEPTH:
@@ -265,9 +266,7 @@ class _Reader:
             raise self._refusal(line, "an empty key: give it a name")
         if key in mapping:
             first = self.lines[*path, key]
-            raise self._refusal(
-                line, f"duplicate key '{_printable(key)}' (first on line {first}): remove one"
-            )
+            raise self._refusal(line, f"duplicate key '{printable(key)}' (first on line {first}): remove one")
         self._key, self._key_line = key, line
 
     def _add(self, value: object, line: int) -> KeyPath:
@@ -303,7 +302,7 @@ class _Reader:
             return int(text)
         if _LEADING_ZERO.fullmatch(text):
             raise self._refusal(
-                line, f"'{_printable(text)}' has a leading zero: remove it, or quote it as text"
+                line, f"'{printable(text)}' has a leading zero: remove it, or quote it as text"
             )
         if _NOT_FINITE.fullmatch(text):
             raise self._refusal(line, f"'{text}' is not a finite number")
@@ -313,77 +312,3 @@ class _Reader:
                 raise self._refusal(line, f"{shown(text)} is too large for a number")
             return number
         return text
-
-
-def _problems(details: ErrorDetails) -> Iterator[Problem]:
-    """What pydantic found, in our words."""
-    path = tuple(part for part in details["loc"] if part != "[key]")
-    kind, given, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "unknown_keys":
-        for number, key in enumerate(context["unknown"]):
-            name = _printable(key)  # looking for what was meant takes long among many
-            told = (
-                unknown_name("key", name, context["known"])
-                if number < _MAX_PROBLEMS
-                else f"unknown key '{name}'"
-            )
-            yield Problem((*path, key), str(told), True)
-    elif kind == "value_error" and isinstance(context.get("error"), ValueError):
-        error = context["error"]
-        yield Problem(path, str(error), isinstance(error, UnknownNameError))
-    elif kind == "missing":
-        yield Problem(path, "is missing: add this key")
-    elif kind == "literal_error" and isinstance(given, str) and "'" in context["expected"]:
-        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        yield Problem(path, str(unknown_name("choice", _printable(given), known)), True)
-    else:
-        got = context.get("actual_length", shown(given))
-        yield Problem(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
-
-
-_EXPECTED = {
-    "string_type": "expected text",
-    "int_type": "expected a whole number",
-    "int_from_float": "expected a whole number",
-    "float_type": "expected a number",
-    "bool_type": "expected true or false",
-    "list_type": "expected a list",
-    "dict_type": "expected a mapping (keys and values)",
-    "model_type": "expected a mapping (keys and values)",
-    "model_attributes_type": "expected a mapping (keys and values)",
-    "finite_number": "expected a finite number",
-}
-_BOUNDS = {
-    "greater_than": ("more than", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("less than", "lt"),
-    "less_than_equal": ("at most", "le"),
-}
-
-
-def _expectation(kind: str, context: Mapping[str, Any], given: object, message: str) -> str:
-    if kind in _EXPECTED:
-        return _EXPECTED[kind]
-    if kind in _BOUNDS:
-        words, key = _BOUNDS[kind]
-        return f"expected {words} {context[key]}"
-    if kind in ("too_short", "too_long"):
-        bound = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        noun = "characters" if isinstance(given, str) else "entries"
-        return f"expected {bound[0]} {context[bound[1]]} {noun}"
-    if kind == "literal_error":
-        return f"expected {context['expected'].lower()}"
-    return message[:1].lower() + message[1:]
-
-
-def _key_text(path: KeyPath) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}"
-    return text.removeprefix(".")
-
-
-def _printable(text: object) -> str:
-    """Text from a file without what would break a line, a terminal or a reader's eyes."""
-    plain = json.dumps(str(text))[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-    return plain if len(plain) <= 100 else f"{plain[:97]}..."

@@ -187,7 +187,7 @@ MISTAKES = [
         ["compare", "--resume", "out", "--set", "steps=3"],
         "--resume out: goes on as it was begun: leave out --set",
     ),
-    (["run"], "Missing argument 'EXPERIMENT'"),
+    (["run"], "netgym run: missing argument 'EXPERIMENT': see netgym run --help"),
 ]
 
 

@@ -180,6 +180,32 @@ BAD_FILES = [
     (("steps: 6", "steps: 6\nplacement: [dc1.0]"), 6, "placement: "),
     (("steps: 6", "steps: 6\nloggers: [csvv]"), 6, "loggers[0]: unknown choice 'csvv': did you mean 'csv'?"),
     (("steps: 6", "steps: 6\nsteps: 7"), 6, "duplicate key 'steps'"),
+    (("steps: 6", "steps: 6\ndevice: gpu"), 6, "device: device 'gpu' is no device; use 'cpu', 'cuda', "),
+    (("steps: 6", "steps: 6\ndevice: [cpu, 5]"), 6, "device[1]: expected text, got 5"),
+    (("steps: 6", "steps: 6\ndevice: 5"), 6, "device: expected text or a list, got 5"),
+    (
+        ("steps: 6", "steps: 6\nautocast: bf32"),
+        6,
+        "autocast: expected true or false or 'bf16' or 'fp16', got 'bf32'",
+    ),
+    (
+        ("steps: 6", "steps: 6\nminibatch_size: 5"),
+        6,
+        "minibatch_size: 5 does not divide batch_size 16: write 4",
+    ),
+    (
+        ("steps: 6", "steps: 6\nminibatch_size: atuo"),
+        6,
+        "minibatch_size: unknown choice 'atuo': did you mean 'auto'?",
+    ),
+    (
+        (
+            "two-datacenters\ncompute: 50 ms",
+            "{regions: {a: {hosts: 2, nic: 1 Gbit/s, device: h1000}}}\ncompute: flops",
+        ),
+        3,
+        "topology: host a.0: unknown device 'h1000': did you mean 'h100'?",
+    ),
 ]
 
 

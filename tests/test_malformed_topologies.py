@@ -291,8 +291,11 @@ MISTAKES = {
     ),
     "complex key": ("? [a, b]\n: 1\n", "1: a key must be a single word or text, not a list or mapping"),
     "unfinished": ("hosts: [a, b\n", "2: not valid YAML:"),
-    "tabs": ("hosts:\n\ta: {}\n", "2: not valid YAML:"),
-    "NUL": ("hosts: [a\0]\n", " not valid YAML:"),
+    "tabs": (
+        "hosts:\n\ta: {}\n",
+        "2: not valid YAML: found character that cannot start any token: indent with spaces, not with tabs",
+    ),
+    "NUL": ("hosts: [a]\nrouters: [b\0]\n", "2: control character \\u0000: remove it"),
     "protocol as a number": (
         "hosts: [a]\nprotocol: 5\n",
         "2: protocol: expected a preset such as 'linux-tcp', or a mapping, got 5",

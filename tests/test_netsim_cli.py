@@ -67,9 +67,9 @@ def test_json_schema(capsys: Capture) -> None:
         (["show", "no-such-file.yaml"], "error: no-such-file.yaml: no such file"),
         (["show", "wan-4-reg"], "error: unknown topology or file 'wan-4-reg': did you mean 'wan-4-regions'?"),
         (["shwo", "lan"], "error: unknown command 'shwo': did you mean 'show'?"),
-        (["show"], "error: Missing argument 'TOPOLOGY'."),
-        (["show", "lan", "--fast"], "error: No such option"),
-        (["validate"], "error: Missing argument 'FILE'."),
+        (["show"], "error: netsim show: missing argument 'TOPOLOGY': see netsim show --help"),
+        (["show", "lan", "--fast"], "error: netsim show: unknown option '--fast': Accepted: "),
+        (["validate"], "error: netsim validate: missing argument 'FILE': see "),
     ],
 )
 def test_mistakes_are_one_line(

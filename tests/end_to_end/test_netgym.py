@@ -198,10 +198,15 @@ BAD_COMMANDS = [
         "compare small.yaml --set task=digts",
         "--set task=digts: task: unknown task 'digts': did you mean 'digits'? ",
     ),
+    (
+        "compare small.yaml --set device=gpu",
+        "--set device=gpu: device: device 'gpu' is no device; use 'cpu', ",
+    ),
+    ("compare small.yaml --out=", "netgym compare: invalid value for '--out': it is empty: "),
     ("validate broken.yaml", "broken.yaml:2: not valid YAML: "),
-    ("comparr", "No such command 'comparr'"),
-    ("compare", "Missing argument 'EXPERIMENT'"),
-    ("compare small.yaml --sett a=1", "No such option"),
+    ("comparr", "unknown command 'comparr': did you mean 'compare'? Accepted: compare, "),
+    ("compare", "netgym compare: missing argument 'EXPERIMENT': see netgym compare --help"),
+    ("compare small.yaml --sett a=1", "netgym compare: unknown option '--sett': did you mean '--set'? "),
 ]
 
 
