@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 from exogym_core.strategy.arguments import accepted_arguments, positive_int
 from exogym_core.strategy.diloco import OUTER_OPTIM
 from exogym_core.strategy.optim import ensure_optim_spec
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.gradients import GradientAverager
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.workers import Workers
 from exogym_core.successors import unknown_argument
 from netsim.errors import InputError
 
@@ -49,6 +51,10 @@ class DiLoCoOptimizer(Optimizer):
     takes over rank 0's parameters; a round averages pseudo-gradients over all ranks of the communicator.
     `param_groups` and `state` are the inner optimizer's.
 
+    With `ranks_per_worker=k` a worker is k consecutive ranks, such as the GPUs of a site: gradients are
+    averaged among them at each step, and only rounds go to other workers. Whoever unscales or clips gradients
+    calls `average_gradients()` before.
+
     Args:
         communicator: connects the workers; None for a worker alone.
         batch_size: samples a step, counted in `num_samples`.
@@ -58,13 +64,18 @@ class DiLoCoOptimizer(Optimizer):
         outer_optimizer: a factory; SGD with Nesterov momentum 0.9 and learning rate 0.7 if None.
         params: parameters or parameter groups, as for any optimizer.
         scheduler: a factory of a learning-rate schedule on the inner optimizer; it moves at each step.
-        grad_compression: how pseudo-gradients travel: "fp32" (as they are), "fp16", "bf16" or "int8".
+        grad_compression: how pseudo-gradients travel: a name in `exogym_core.strategy.parts.codecs:CODECS`,
+            such as "fp16", "scaled-fp16" or "uniform8bit"; as they are if None.
+        error_feedback: what compression rounds off in a round is added to the next round's.
+        aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
+        ranks_per_worker: ranks that form one worker.
         run_id: a name for the run; nothing depends on it.
         skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
 
     Raises:
         UnknownNameError: an argument that does not exist; for one of OpenDiLoCo's, what to do instead.
-        InputError: torchrun has started several processes and no communicator is given.
+        InputError: torchrun has started several processes and no communicator is given, or the number of
+            ranks is no multiple of `ranks_per_worker`.
 
     Attributes:
         inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
@@ -97,6 +108,9 @@ class DiLoCoOptimizer(Optimizer):
         communicator: Communicator | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         grad_compression: str | Codec | None = None,
+        error_feedback: bool = False,
+        aggregate: str = "mean",
+        ranks_per_worker: int = 1,
         run_id: str | None = None,
         skip_load_from_peers: bool = False,
         **unknown: Any,
@@ -113,8 +127,11 @@ class DiLoCoOptimizer(Optimizer):
         self.num_inner_steps = positive_int(where, "num_inner_steps", num_inner_steps)
         self.communicator, self.run_id = communicator, run_id
         self.local_step = self.num_samples = 0
+        ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
+        self._workers = None if communicator is None else Workers.of(communicator, ranks_per_worker, where)
+        averaging = Averaging(codec_named(grad_compression), aggregate, error_feedback)
         groups = list(params)
-        self._was_updated = False
+        self._was_updated = self._is_averaged = False
         if isinstance(inner_optimizer, Optimizer):
             self.inner_optimizer = inner_optimizer
         else:
@@ -123,10 +140,12 @@ class DiLoCoOptimizer(Optimizer):
         super().__init__(groups, {})
         self._share_inner_state()
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if not skip_load_from_peers:
-            self._take_over(parameters)
-        outer = ensure_optim_spec(outer_optimizer, OUTER_OPTIM)
-        self._outer = OuterStep(parameters, outer, codec_named(grad_compression))
+        if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
+            assert self._workers is not None
+            self._workers.broadcast(parameters)
+        inside = None if self._workers is None else self._workers.inside
+        self._gradients = None if inside is None else GradientAverager(parameters, inside)
+        self._outer = OuterStep(parameters, ensure_optim_spec(outer_optimizer, OUTER_OPTIM), averaging)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
 
     @property
@@ -161,18 +180,34 @@ class DiLoCoOptimizer(Optimizer):
         if scaler is not None and closure is not None:
             raise InputError(f"{type(self).__name__}.step: closure and scaler cannot be used together")
         self._was_updated = False
-        loss = None
+        loss: Any = None
         if scaler is not None:
+            self._check_averaged()
             scaler.step(self.inner_optimizer)
+        elif closure is not None:
+            loss = self.inner_optimizer.step(lambda: self._averaged(closure))
         else:
-            loss = self.inner_optimizer.step(closure)  # type: ignore[arg-type]
+            if not self._is_averaged:
+                self.average_gradients()
+            self.inner_optimizer.step()
+        self._is_averaged = False
         if self.scheduler is not None and self._was_updated:
             self.scheduler.step()
         self.local_step += 1
         self.num_samples += batch_size or self.batch_size
         if self.local_step % self.num_inner_steps == 0:
-            self._outer.round(self.communicator)
-        return loss
+            self._outer.round(self._workers)
+        return loss  # type: ignore[no-any-return]
+
+    def average_gradients(self) -> None:
+        """Average the gradients over the ranks of this worker, if it has several.
+
+        `step` does it where it has not been done since the last one. Gradients that are unscaled or clipped
+        before `step` must be averaged before that, after the step's last backward pass.
+        """
+        if self._gradients is not None:
+            self._gradients.average()
+        self._is_averaged = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given at construction: the outer optimizer has a copy of every parameter."""
@@ -207,10 +242,15 @@ class DiLoCoOptimizer(Optimizer):
     def _note_update(self, *_: Any) -> None:
         self._was_updated = True
 
-    def _take_over(self, parameters: list[Tensor]) -> None:
-        """Begin with rank 0's parameters, on the clock: a download that everyone pays for."""
-        if self.communicator is None or self.communicator.world_size == 1:
-            return
-        for bucket in plan_buckets(parameters):
-            members = [parameters[index] for index in bucket]
-            write_back(self.communicator.broadcast(flatten(members)), members)
+    def _averaged(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self.average_gradients()
+        return loss
+
+    def _check_averaged(self) -> None:
+        # A scaler looks for overflow when gradients are unscaled: the ranks of a worker must see the same ones.
+        if self._gradients is not None and not self._is_averaged:
+            raise InputError(
+                f"{type(self).__name__}.step: with a scaler and several ranks per worker call "
+                "average_gradients() after the backward pass, before scaler.unscale_ and step"
+            )

@@ -29,6 +29,8 @@ from exogym_core.strategy import (
     build_strategy,
     ensure_optim_spec,
 )
+from exogym_core.strategy.arguments import accepted_arguments
+from exogym_core.strategy.parts.codecs import codec_named
 from netsim.errors import InputError, UnknownNameError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -96,7 +98,8 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
         ),
         (
             lambda: AllReduceStrategy(codec="fp8"),
-            "unknown codec 'fp8': Accepted: fp16, fp32, bf16, int8",
+            "unknown codec 'fp8': Accepted: fp16, fp32, scaled-fp16, bf16, int8, uniform8bit, quantile8bit, "
+            "blockwise8bit, none",
         ),
         (
             lambda: DeMoStrategy(compression_decay=1.0),
@@ -186,7 +189,7 @@ def test_opendilocos_names_are_accepted() -> None:
         inner_optimizer=SGD, outer_optimizer=SGD, num_inner_steps=5, hivemind_compression="fp16"
     )
     assert theirs.H == theirs.diloco.H == DiLoCoStrategy(local_steps=5).H == 5
-    assert theirs.diloco.codec is not None
+    assert theirs.diloco.averaging.codec is codec_named("fp16")
 
 
 # --- learning rates ----------------------------------------------------------------------------------------
@@ -369,7 +372,7 @@ def test_buckets_leave_during_the_last_backward_pass_only() -> None:
         for last in (False, True):
             strategy.before_backward(last)
             (replica(batches[0][comm.rank]) / 2).backward()
-            sent.append(len(strategy._posted))
+            sent.append(strategy.gradients.num_posted)
         strategy.step()
         strategy.close()
         replica(batches[0][comm.rank]).backward()
@@ -458,6 +461,65 @@ def test_allreduce_equals_one_process_with_the_whole_batch() -> None:
         model((inputs, targets)).backward()
         optim.step()
     torch.testing.assert_close(results[3], reference.vector(model))
+
+
+class Odd(nn.Module):
+    """What models have besides plain parameters: frozen, tied, unused and empty ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.embedding.weight
+        self.unused = nn.Parameter(torch.ones(3))
+        self.empty = nn.Parameter(torch.ones(0, 3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores = self.head(self.frozen(self.embedding(tokens)))
+        return nn.functional.cross_entropy(scores.float(), tokens) + self.empty.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
+    name: str, num_ranks: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = Odd().to(dtype)
+    rounds = {"H": 2} if "H" in accepted_arguments(STRATEGIES[name]) else {}
+    strategy = build_strategy(name, optim_spec="sgd", lr=0.1, max_norm=1.0, **rounds)
+    batches: Any = [[torch.arange(5) for _ in range(num_ranks)] for _ in range(4)]
+    run = reference.run_strategy(strategy, model, batches)
+    trained = copy.deepcopy(model)
+    for result in run.results:
+        nn.utils.vector_to_parameters(result, trained.parameters())
+        assert bool(result.isfinite().all())
+        assert torch.equal(trained.frozen.weight, model.frozen.weight)
+        assert trained.head.weight is trained.embedding.weight
+        assert trained(torch.arange(5)).item() < model(torch.arange(5)).item()
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "DeMo"])
+def test_sparse_gradients_are_refused_with_the_remedy(name: str) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(5, 4, sparse=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            loss: Tensor = self.embedding(tokens).sum()
+            return loss
+
+    line = r"gradient of a parameter of shape \(5, 4\): is sparse and cannot be averaged; .* sparse=False"
+    with pytest.raises(InputError, match=line):
+        reference.run_strategy(
+            build_strategy(name, optim_spec="sgd"),
+            Sparse(),
+            [[torch.arange(5)] * 2],  # type: ignore[list-item]
+        )
 
 
 # --- published sizes ---------------------------------------------------------------------------------------

@@ -220,11 +220,14 @@ class Communicator(ABC):
     # --- groups --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def group(self, ranks: Sequence[int]) -> Communicator:
+    def group(self, ranks: Sequence[int], reuse: bool = False) -> Communicator:
         """The communicator of these ranks of this one, called by its members alone, free of cost.
 
         Ranks inside it count from 0 in the order given, which is the same on every member. A rank alone may
         form a group. `traffic` is shared with this communicator.
+
+        Each call makes a group of its own, with connections of its own. With `reuse` all such calls with the
+        same ranks, in the same order, give the one group that the first of them has made.
         """
 
     # --- the clock -----------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class _RankState:
     off_clock: bool = False
     start_seconds: float = field(default_factory=time.monotonic)
     members: list[GlooCommunicator] = field(default_factory=list)  # one a group
+    reused: dict[tuple[int, ...], GlooCommunicator] = field(default_factory=dict)  # of these ranks of the run
     futures: list[Future[Any]] = field(
         default_factory=list
     )  # of asynchronous calls, without the finished ones
@@ -342,13 +343,18 @@ class GlooCommunicator(Communicator):
 
     # --- groups, the clock and the end ---------------------------------------------------------------------
 
-    def group(self, ranks: Sequence[int]) -> GlooCommunicator:
+    def group(self, ranks: Sequence[int], reuse: bool = False) -> GlooCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
             raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
-        of_run = [self._ranks[rank] for rank in members]
+        of_run = tuple(self._ranks[rank] for rank in members)
+        if reuse and of_run in self._state.reused:
+            return self._state.reused[of_run]
         groups = self._state.rendezvous.subgroup(of_run, caller())
-        return GlooCommunicator(self._state, groups, of_run, members.index(self.rank))
+        made = GlooCommunicator(self._state, groups, of_run, members.index(self.rank))
+        if reuse:
+            self._state.reused[of_run] = made
+        return made
 
     def mark(self, row: Mapping[str, Any]) -> None:
         self._state.on_mark(row)
@@ -392,3 +398,4 @@ class GlooCommunicator(Communicator):
             member._wire.close()
             member._control.close()
         self._state.members.clear()
+        self._state.reused.clear()

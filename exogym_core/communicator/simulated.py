@@ -330,13 +330,16 @@ class SimulatedCommunicator(Communicator):
 
     # --- groups and the clock ------------------------------------------------------------------------------
 
-    def group(self, ranks: Sequence[int]) -> SimulatedCommunicator:
+    def group(self, ranks: Sequence[int], reuse: bool = False) -> SimulatedCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
             raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
         of_run = tuple(self._ranks[rank] for rank in members)
-        number = self._state.num_groups[of_run]
-        self._state.num_groups[of_run] = number + 1
+        # A group is its name: where calls are counted and connections kept. Those made anew count from 0.
+        number = -1
+        if not reuse:
+            number = self._state.num_groups[of_run]
+            self._state.num_groups[of_run] = number + 1
         return SimulatedCommunicator(
             self._port, of_run, members.index(self.rank), self._book, self._state, (of_run, number)
         )

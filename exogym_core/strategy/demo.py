@@ -12,6 +12,7 @@ from exogym_core.strategy.arguments import number, positive_int
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optim import OptimSpec
 from exogym_core.strategy.parts.codecs import read_as
+from exogym_core.strategy.parts.gradients import dense_gradient
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class DeMoStrategy(Strategy):
         """Cut the parameters into blocks."""
         super().setup(model, comm, max_steps, seed)
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
-        for parameter in self.trainable:
+        for parameter in (p for p in self.trainable if p.numel()):
             height, width = (_largest_divisor(s, self.compression_chunk) for s in _matrix_shape(parameter))
             groups.setdefault((height, width, parameter.dtype, parameter.device), []).append(parameter)
         self._blocks = [
@@ -196,10 +197,10 @@ class DeMoStrategy(Strategy):
         return sum(blocks.num_entries for blocks in self._blocks) * entry_bytes
 
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
-        if parameter.grad is None:
-            return torch.zeros_like(parameter)
-        # A rank whose scaled gradients overflowed must not drop out: the others wait for its message.
-        gradient = parameter.grad if self.scaler is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
+        gradient = dense_gradient(parameter)
+        if self.scaler is not None:
+            # A rank whose scaled gradients overflowed must not drop out: the others wait for its message.
+            gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
         return gradient * (rates.get(parameter, 0.0) * self.sample_weight)
 
     def _exchange(self) -> Tensor:

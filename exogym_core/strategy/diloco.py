@@ -10,13 +10,18 @@ from torch import nn
 from exogym_core.strategy.arguments import number, one_argument, positive_int
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import Codec, codec_named
+from exogym_core.strategy.parts.gradients import GradientAverager
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.optim import Optimizer
+
+    from exogym_core.communicator.base import Communicator
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoStrategy"]
 
@@ -32,10 +37,14 @@ class DiLoCoCommunicator(CommunicationModule):
         outer_optim_spec: the outer optimizer; SGD with Nesterov momentum 0.9 and learning rate 0.7 if None.
         outer_lr: its learning rate, if not said in `outer_optim_spec`.
         outer_momentum: its momentum, likewise.
-        codec: how pseudo-gradients travel: "fp32" (as they are), "fp16", "bf16" or "int8".
+        codec: how pseudo-gradients travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...
+        error_feedback: what the codec rounds off in a round is added to the next round's.
+        aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
+        ranks_per_worker: consecutive ranks that form one worker and enter a round with equal parameters.
     """
 
     outer: OuterStep
+    workers: Workers
 
     def __init__(
         self,
@@ -45,6 +54,9 @@ class DiLoCoCommunicator(CommunicationModule):
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         codec: str | Codec | None = None,
+        error_feedback: bool = False,
+        aggregate: str = "mean",
+        ranks_per_worker: int = 1,
     ) -> None:
         where = type(self).__name__
         self.H = positive_int(where, "H", H)
@@ -56,15 +68,17 @@ class DiLoCoCommunicator(CommunicationModule):
             self.outer_optim_spec = OUTER_OPTIM.with_options(**options)
         else:
             self.outer_optim_spec = ensure_optim_spec(outer_optim_spec, **options)
-        self.codec = codec_named(codec)
+        self.averaging = Averaging(codec_named(codec), aggregate, error_feedback)
+        self.ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        self.outer = OuterStep(self.strategy.trainable, self.outer_optim_spec, self.codec)
+        self.workers = Workers.of(self.comm, self.ranks_per_worker, type(self.strategy).__name__)
+        self.outer = OuterStep(self.strategy.trainable, self.outer_optim_spec, self.averaging)
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """The outer step if a round ends with this step."""
         if (local_step + 1) % self.H == 0:
-            self.outer.round(self.comm)
+            self.outer.round(self.workers)
 
     def state_dict(self) -> dict[str, Any]:
         """The outer step's state."""
@@ -84,6 +98,11 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
 
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' encoded bytes per worker every `H` steps.
 
+    A worker may be a site: with `ranks_per_worker=k`, k consecutive ranks average their gradients at each
+    step (in buckets, as AllReduce does) and stay equal. At the end of a round each of them exchanges a k-th
+    of the pseudo-gradient with its like at the other sites and passes the result on inside its own, so that
+    no more goes between sites than for sites of one rank.
+
     Args:
         optim_spec: the inner optimizer (AdamW by default); also `inner_optim_spec`, `inner_optim` and
             `inner_optimizer`.
@@ -92,8 +111,12 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         H: local steps a round; also `local_steps` and `num_inner_steps`.
         outer_lr: the outer learning rate.
         outer_momentum: the outer momentum.
-        codec: how pseudo-gradients travel: "fp32" (as they are), "fp16", "bf16" or "int8"; also
-            `hivemind_compression`.
+        codec: how pseudo-gradients travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...;
+            also `hivemind_compression`.
+        error_feedback: what the codec rounds off in a round is added to the next round's.
+        aggregate: of the workers' pseudo-gradients: "mean", or "median" or "trimmed-mean" against workers that
+            send nonsense; these two send `n - 1` times the encoded bytes.
+        ranks_per_worker: ranks that form one worker; it must divide their number.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -116,6 +139,9 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         outer_momentum: float | None = None,
         codec: str | Codec | None = None,
         hivemind_compression: str | None = None,
+        error_feedback: bool = False,
+        aggregate: str = "mean",
+        ranks_per_worker: int = 1,
         **options: Any,
     ) -> None:
         where = type(self).__name__
@@ -132,10 +158,37 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             codec=one_argument(where, None, codec=codec, hivemind_compression=hivemind_compression),
+            error_feedback=error_feedback,
+            aggregate=aggregate,
+            ranks_per_worker=ranks_per_worker,
         )
         inner = one_argument(where, None, optim_spec=optim_spec, inner_optimizer=inner_optimizer)
         super().__init__([diloco], optim_spec=inner, **options)
         self.diloco = diloco
+        self.overlaps_backward = diloco.ranks_per_worker > 1
+        self._gradients: GradientAverager | None = None
+
+    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
+        """Set up both optimizers and the workers."""
+        super().setup(model, comm, max_steps, seed)
+        inside = self.diloco.workers.inside
+        self._gradients = None if inside is None else GradientAverager(self.trainable, inside)
+
+    def before_backward(self, last_micro_batch: bool) -> None:
+        """Gradients go to the worker's other ranks during the last micro-batch's backward pass."""
+        if self._gradients is not None:
+            self._gradients.listen(last_micro_batch, self.sample_weight)
+
+    def step(self) -> None:
+        """Average the gradients inside the worker, clip, update; at the end of a round, the outer step."""
+        if self._gradients is not None:
+            self._gradients.average(self.sample_weight)
+        super().step()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        if self._gradients is not None:
+            self._gradients.close()
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -33,7 +33,7 @@ class SPARTADiLoCoStrategy(CommunicateOptimizeStrategy):
         index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
         outer_lr: the outer learning rate.
         outer_momentum: the outer momentum.
-        codec: how pseudo-gradients travel: "fp32" (as they are), "fp16", "bf16" or "int8".
+        codec: how pseudo-gradients travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:

@@ -9,7 +9,18 @@ from torch import Tensor
 
 from netsim.errors import unknown_name
 
-__all__ = ["CODECS", "CastCodec", "Codec", "Int8Codec", "codec_named", "read_as"]
+__all__ = [
+    "CODECS",
+    "Blockwise8BitCodec",
+    "CastCodec",
+    "Codec",
+    "Int8Codec",
+    "Quantile8BitCodec",
+    "ScaledFloat16Codec",
+    "Uniform8BitCodec",
+    "codec_named",
+    "read_as",
+]
 
 
 def read_as(message: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,48 +66,215 @@ class CastCodec(Codec):
         return num_values * self.dtype.itemsize
 
 
-class Int8Codec(Codec):
-    """One signed byte a value, and one fp32 scale a chunk: `round(127 x / max |x|)` within each chunk."""
+class _BlockCodec(Codec):
+    """One byte a value, and one fp32 scale a block: the largest absolute value there over `largest`."""
 
-    def __init__(self, chunk: int = 1024) -> None:
+    largest: float
+
+    def __init__(self, chunk: int) -> None:
         self.chunk = chunk
 
     def encode(self, values: Tensor) -> Tensor:
-        """Scales first, then the bytes. A chunk that holds NaN or infinity decodes to NaN."""
+        """Scales first, then the bytes. A block that holds NaN or infinity decodes to NaN."""
         padding = -len(values) % self.chunk
         chunks = torch.nn.functional.pad(values.float(), (0, padding)).view(-1, self.chunk)
-        scales = chunks.abs().amax(dim=1) / 127 if len(values) else chunks.new_zeros(0)
+        scales = chunks.abs().amax(dim=1) / self.largest if len(values) else chunks.new_zeros(0)
         levels = chunks / scales.where(scales > 0, 1.0)[:, None]
-        levels = levels.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8).view(-1)
+        codes = self._codes(levels.nan_to_num(0.0)).view(torch.uint8).view(-1)
         scales = scales.where(scales.isfinite(), torch.nan)
-        return torch.cat([scales.view(torch.uint8), levels[: len(values)].view(torch.uint8)])
+        return torch.cat([scales.view(torch.uint8), codes[: len(values)]])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
         """Level times scale."""
         num_scale_bytes = 4 * self._num_chunks(num_values)
         scales = read_as(message[:num_scale_bytes], torch.float32)
-        levels = message[num_scale_bytes:].view(torch.int8).float()
+        levels = self._levels(message[num_scale_bytes:])
         return levels * scales.repeat_interleave(self.chunk)[:num_values]
 
     def encoded_bytes(self, num_values: int) -> int:
-        """One byte a value and four a chunk."""
+        """One byte a value and four a block."""
         return num_values + 4 * self._num_chunks(num_values)
 
     def _num_chunks(self, num_values: int) -> int:
         return -(-num_values // self.chunk)
 
+    @abstractmethod
+    def _codes(self, levels: Tensor) -> Tensor:
+        """A byte for each of `levels`, which lie between `-largest` and `largest`."""
 
-#: Codec by name; None stands for the tensors' own dtype.
+    @abstractmethod
+    def _levels(self, codes: Tensor) -> Tensor:
+        """The levels that these bytes stand for, in fp32."""
+
+
+class Int8Codec(_BlockCodec):
+    """One signed byte a value, and one fp32 scale a chunk: `round(127 x / max |x|)` within each chunk."""
+
+    largest = 127
+
+    def __init__(self, chunk: int = 1024) -> None:
+        super().__init__(chunk)
+
+    def _codes(self, levels: Tensor) -> Tensor:
+        return levels.round().clamp(-127, 127).to(torch.int8)
+
+    def _levels(self, codes: Tensor) -> Tensor:
+        return codes.view(torch.int8).float()
+
+
+def _dynamic_levels() -> Tensor:
+    """The 256 levels of dynamic 8-bit numbers, sorted.
+
+    Besides 0 and 1 there are, of either sign, `2**i` levels in the decade that ends at `10**(i - 6)`, i from
+    0 to 6, in the middles of as many equal parts: relative resolution grows with the magnitude.
+    """
+    decades = []
+    for i in range(7):
+        parts = torch.linspace(0.1, 1.0, 2**i + 1, dtype=torch.float64)
+        decades.append((parts[:-1] + parts[1:]) / 2 * 10.0 ** (i - 6))
+    positive = torch.cat(decades)
+    return torch.cat([-positive, positive, torch.tensor([0.0, 1.0])]).sort().values.float()
+
+
+class Blockwise8BitCodec(_BlockCodec):
+    """One byte a value, the nearest level of a dynamic 8-bit number; scaled by `max |x|` of 4096 values.
+
+    The levels are fixed, and so do not travel (OpenDiLoCo sends them too, 1 KiB a message).
+
+    References:
+        Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861, section 2.
+    """
+
+    largest = 1
+
+    def __init__(self, chunk: int = 4096) -> None:
+        super().__init__(chunk)
+        self._table = _dynamic_levels()
+        self._borders = (self._table[:-1] + self._table[1:]) / 2
+
+    def _codes(self, levels: Tensor) -> Tensor:
+        return torch.bucketize(levels, self._borders.to(levels.device), out_int32=True).to(torch.uint8)
+
+    def _levels(self, codes: Tensor) -> Tensor:
+        return self._table.to(codes.device)[codes.int()]
+
+
+class _HeadedCodec(Codec):
+    """Values in pieces, each with a head of its own of `num_head` fp32 numbers before its codes."""
+
+    #: Values in the 512 KiB of fp32 that OpenDiLoCo's averager compresses at a time.
+    chunk = 2**17
+    num_head: int
+    code_dtype: torch.dtype
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Head and codes of each piece in turn. A piece that holds NaN or infinity decodes to NaN."""
+        parts = [torch.empty(0, dtype=torch.uint8, device=values.device)]
+        for piece in torch.split(values.float(), self.chunk) if len(values) else ():
+            head, codes = self._encode_piece(piece.nan_to_num(0.0, 0.0, 0.0))
+            head = head.where(piece.isfinite().all(), torch.nan)
+            parts += [head.view(torch.uint8), codes.view(torch.uint8)]
+        return torch.cat(parts)
+
+    def decode(self, message: Tensor, num_values: int) -> Tensor:
+        """The pieces, one after the other."""
+        pieces = [torch.empty(0, device=message.device)]
+        for start in range(0, num_values, self.chunk):
+            code_bytes = min(self.chunk, num_values - start) * self.code_dtype.itemsize
+            head, codes, message = message.tensor_split([4 * self.num_head, 4 * self.num_head + code_bytes])
+            pieces.append(self._decode_piece(read_as(head, torch.float32), read_as(codes, self.code_dtype)))
+        return torch.cat(pieces)
+
+    def encoded_bytes(self, num_values: int) -> int:
+        """The codes, and a head for each piece."""
+        num_pieces = -(-num_values // self.chunk)
+        return num_values * self.code_dtype.itemsize + 4 * self.num_head * num_pieces
+
+    @abstractmethod
+    def _encode_piece(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Head and codes of finite `values`."""
+
+    @abstractmethod
+    def _decode_piece(self, head: Tensor, codes: Tensor) -> Tensor:
+        """The values in fp32."""
+
+
+class ScaledFloat16Codec(_HeadedCodec):
+    """fp16 after the mean is taken off and the rest divided by its root mean square; both travel in fp32."""
+
+    num_head = 2
+    code_dtype = torch.float16
+
+    def _encode_piece(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        mean, deviation = _moments(values)
+        unit = deviation.where(deviation > 0, 1.0)
+        return torch.stack([mean, deviation]), ((values - mean) / unit).to(torch.float16)
+
+    def _decode_piece(self, head: Tensor, codes: Tensor) -> Tensor:
+        return codes.float() * head[1] + head[0]
+
+
+class _CodebookCodec(_HeadedCodec):
+    """One byte a value, the number of its bin, and 256 fp32 numbers a piece: the mean of each bin's values."""
+
+    num_head = 256
+    code_dtype = torch.uint8
+
+    def _encode_piece(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        bins = self._bins(values)
+        counts = torch.bincount(bins, minlength=256)
+        sums = torch.zeros(256, device=values.device).scatter_add_(0, bins, values)
+        return sums / counts.clamp(min=1), bins.to(torch.uint8)
+
+    def _decode_piece(self, head: Tensor, codes: Tensor) -> Tensor:
+        return head[codes.int()]
+
+    @abstractmethod
+    def _bins(self, values: Tensor) -> Tensor:
+        """The bin of each value, from 0 to 255, in int64."""
+
+
+class Uniform8BitCodec(_CodebookCodec):
+    """256 bins of `6/256` standard deviations each around the mean; the outermost two take all beyond."""
+
+    def _bins(self, values: Tensor) -> Tensor:
+        mean, deviation = _moments(values)
+        width = deviation * 6 / 256
+        places = (values - mean) / width.where(width > 0, 1.0)
+        return (places.round() + 128).clamp(0, 255).long()
+
+
+class Quantile8BitCodec(_CodebookCodec):
+    """256 bins with equally many values each: the smallest 256th, the next, and so on."""
+
+    def _bins(self, values: Tensor) -> Tensor:
+        order = values.argsort(stable=True)
+        ranks = torch.arange(len(values), device=values.device)
+        return torch.empty_like(order).scatter_(0, order, ranks * 256 // len(values))
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and root mean square deviation of at least one value."""
+    mean = values.mean()
+    return mean, (values - mean).square().mean().sqrt()
+
+
+#: Codec by name; None stands for the tensors' own dtype. Those of OpenDiLoCo have the names they have there.
 CODECS: dict[str, Codec | None] = {
     "bf16": CastCodec(torch.bfloat16),
+    "blockwise8bit": Blockwise8BitCodec(),
     "fp16": CastCodec(torch.float16),
     "fp32": None,
     "int8": Int8Codec(),
+    "none": None,
+    "quantile8bit": Quantile8BitCodec(),
+    "scaled-fp16": ScaledFloat16Codec(),
+    "uniform8bit": Uniform8BitCodec(),
 }
 
 
 def codec_named(codec: str | Codec | None) -> Codec | None:
-    """The codec called `codec`; None and "fp32" are the tensors' own dtype, uncompressed.
+    """The codec called `codec`; None, "none" and "fp32" are the tensors' own dtype, uncompressed.
 
     Raises:
         UnknownNameError: there is none of that name.

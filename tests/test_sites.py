@@ -1,0 +1,217 @@
+"""DiLoCo between sites of several ranks: what it computes, and what goes inside sites and between them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exogym_core import DiLoCoOptimizer
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import DiLoCoStrategy
+from netsim.errors import InputError
+from netsim.topology import Topology
+
+SEED = 3
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+TWO_SITES = Topology.from_mapping(
+    {
+        "name": "two-sites",
+        "source": "made up",
+        "regions": {
+            "east": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
+            "west": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
+        },
+        "wan": [{"between": ["east", "west"], "bandwidth": "100 Mbit/s", "latency": "20 ms"}],
+    }
+)
+
+
+def joined(batches: reference.Batches, ranks_per_worker: int) -> reference.Batches:
+    """The batches of a worker's ranks as one, the worker's."""
+    return [
+        [
+            (torch.cat([part[0] for part in site]), torch.cat([part[1] for part in site]))
+            for site in (
+                step[first : first + ranks_per_worker] for first in range(0, len(step), ranks_per_worker)
+            )
+        ]
+        for step in batches
+    ]
+
+
+def own_loop(model: reference.Net, batches: reference.Batches, comm: Communicator, **options: Any) -> Tensor:
+    """A training loop of one's own, clipping included."""
+    replica = copy.deepcopy(model)
+    optimizer = DiLoCoOptimizer(
+        communicator=comm, batch_size=4, inner_optimizer=ADAMW, params=replica.parameters(), **options
+    )
+    for step in batches:
+        optimizer.zero_grad()
+        replica(step[comm.rank]).backward()
+        optimizer.average_gradients()
+        torch.nn.utils.clip_grad_norm_(replica.parameters(), 0.3)
+        optimizer.step()
+    return reference.vector(replica)
+
+
+sites = st.fixed_dictionaries({"num_workers": st.integers(1, 3), "ranks_per_worker": st.integers(1, 3)})
+
+
+@settings(max_examples=15)
+@given(shape=sites, H=st.integers(1, 3), steps=st.integers(1, 6), hidden=st.integers(1, 6))
+def test_sites_compute_what_single_workers_with_their_whole_batch_would(
+    shape: dict[str, int],
+    H: int,  # noqa: N803
+    steps: int,
+    hidden: int,
+) -> None:
+    size = shape["ranks_per_worker"]
+    num_ranks = shape["num_workers"] * size
+    model, batches = reference.make_problem(num_ranks, steps, 3, hidden, seed=H)
+    expected = reference.reference_local(
+        copy.deepcopy(model), joined(batches, size), ADAMW, reference.outer(model, H), max_norm=0.3
+    )
+    strategy = DiLoCoStrategy(ADAMW, H=H, max_norm=0.3, ranks_per_worker=size)
+    by_strategy = reference.run_strategy(strategy, model, batches, SEED)
+    options = {"num_inner_steps": H, "ranks_per_worker": size}
+    by_optimizer = run_ranks(lambda comm: own_loop(model, batches, comm, **options), num_ranks)
+    for rank, (one, other) in enumerate(zip(by_strategy.results, by_optimizer.results, strict=True)):
+        want = reference.vector(expected[rank // size])
+        torch.testing.assert_close(one, want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(other, want, rtol=1e-9, atol=1e-9)
+        first_of_worker = by_strategy.results[rank // size * size]
+        assert torch.equal(one, first_of_worker), "the ranks of a worker are equal to the bit"
+
+    whole = 8 * len(reference.vector(model))
+    workers, rounds = shape["num_workers"], steps // H
+    gradients = steps * workers * 2 * (size - 1) * whole if size > 1 else 0
+    between = rounds * 2 * (workers - 1) * whole
+    inside = rounds * workers * (size - 1) * whole if workers > 1 else 0
+    sent = sum(traffic.bytes_sent for traffic in by_strategy.traffic)
+    assert sent == gradients + between + inside
+    start = (num_ranks - 1) * whole  # everyone but the first is told the first one's parameters
+    assert sum(traffic.bytes_sent for traffic in by_optimizer.traffic) == sent + start
+
+
+@pytest.mark.parametrize("codec", [None, "fp16", "uniform8bit"])
+def test_the_wan_carries_a_round_once_per_site(codec: str | None) -> None:
+    model, batches = reference.make_problem(4, 6, 4, 6, seed=1)
+    num_values = len(reference.vector(model))
+    strategy = DiLoCoStrategy(ADAMW, H=3, codec=codec, ranks_per_worker=2)
+    run = reference.run_strategy(strategy, model, batches, SEED, topology=TWO_SITES)
+    rounds, num_sites = 2, 2
+    parts = [len(part) for half in torch.zeros(num_values).tensor_split(2) for part in half.tensor_split(2)]
+    of_codec = strategy.diloco.averaging.codec
+    payload = 8 * num_values if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
+    assert sum(t.wan_bytes for t in run.traffic) == rounds * 2 * (num_sites - 1) * payload
+    assert all(torch.equal(run.results[0], result) for result in run.results)
+
+    options = {"num_inner_steps": 3, "grad_compression": codec, "ranks_per_worker": 2}
+    own = run_ranks(lambda comm: own_loop(model, batches, comm, **options), 4, topology=TWO_SITES)
+    start = (num_sites - 1) * 8 * num_values
+    assert sum(t.wan_bytes for t in own.traffic) == start + rounds * 2 * (num_sites - 1) * payload
+
+
+def test_sites_are_faster_than_as_many_single_workers_where_gradients_stay_at_home() -> None:
+    model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
+
+    def seconds(strategy: DiLoCoStrategy) -> float:
+        run = reference.run_strategy(strategy, model, batches, SEED, topology=TWO_SITES)
+        assert run.virtual_seconds is not None
+        return run.virtual_seconds
+
+    assert seconds(DiLoCoStrategy(H=2, ranks_per_worker=2)) < seconds(DiLoCoStrategy(H=2))
+
+
+def test_sites_over_real_sockets_train_as_simulated_ones_do() -> None:
+    model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
+    strategy = DiLoCoStrategy(ADAMW, H=2, codec="int8", error_feedback=True, ranks_per_worker=2)
+    simulated = reference.run_strategy(strategy, model, batches, SEED)
+    real = reference.run_strategy(strategy, model, batches, SEED, transport="gloo")
+    for ours, theirs in zip(simulated.results, real.results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert [t.bytes_sent for t in simulated.traffic] == [t.bytes_sent for t in real.traffic]
+    assert [t.payload_bytes for t in simulated.traffic] == [t.payload_bytes for t in real.traffic]
+
+
+def test_an_overflow_on_one_rank_skips_the_update_of_its_whole_site() -> None:
+    model, batches = reference.make_problem(4, 2, 4, 6, seed=1)
+
+    def body(comm: Communicator) -> tuple[float, float, Tensor]:
+        replica = copy.deepcopy(model)
+        optimizer = DiLoCoOptimizer(
+            communicator=comm,
+            batch_size=4,
+            num_inner_steps=100,
+            inner_optimizer=ADAMW,
+            params=replica.parameters(),
+            ranks_per_worker=2,
+        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for number, step in enumerate(batches):
+            factor = float("inf") if number == 0 and comm.rank == 1 else 1.0
+            (scaler.scale(replica(step[comm.rank])) * factor).backward()
+            if number == 1 and comm.rank == 3:
+                with pytest.raises(InputError, match=r"call average_gradients\(\) after the backward pass"):
+                    optimizer.step(scaler=scaler)
+            optimizer.average_gradients()
+            scaler.unscale_(optimizer.inner_optimizer)
+            optimizer.step(scaler=scaler)
+            scaler.update()
+            optimizer.zero_grad()
+        return scaler.get_scale(), optimizer.param_groups[0]["lr"], reference.vector(replica)
+
+    results = run_ranks(body, 4).results
+    assert [scale for scale, *_ in results] == [4.0, 4.0, 8.0, 8.0]
+    assert torch.equal(results[0][2], results[1][2])
+    assert torch.equal(results[2][2], results[3][2])
+    assert bool(results[0][2].isfinite().all())
+
+
+def test_a_closure_of_a_site_is_averaged_too() -> None:
+    model, batches = reference.make_problem(2, 3, 4, 6, seed=1)
+
+    def body(comm: Communicator) -> Tensor:
+        replica = copy.deepcopy(model)
+        optimizer = DiLoCoOptimizer(
+            communicator=comm,
+            batch_size=4,
+            num_inner_steps=100,
+            inner_optimizer=ADAMW,
+            params=replica.parameters(),
+            ranks_per_worker=2,
+        )
+        for step in batches:
+
+            def closure(batch: Any = step[comm.rank]) -> Tensor:
+                optimizer.zero_grad()
+                loss: Tensor = replica(batch)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        return reference.vector(replica)
+
+    expected = reference.reference_all_reduce(copy.deepcopy(model), batches, ADAMW)
+    for result in run_ranks(body, 2).results:
+        torch.testing.assert_close(result, reference.vector(expected[0]), rtol=1e-9, atol=1e-9)
+
+
+def test_workers_must_be_whole() -> None:
+    model, batches = reference.make_problem(3, 1, 2, 2, seed=1)
+    options = {"num_inner_steps": 1, "ranks_per_worker": 2}
+    line = "{}: ranks_per_worker=2 does not divide the 3 ranks; every worker has as many"
+    with pytest.raises(InputError, match=line.format("DiLoCoStrategy")):
+        reference.run_strategy(DiLoCoStrategy(ranks_per_worker=2), model, batches)
+    with pytest.raises(InputError, match=line.format("DiLoCoOptimizer")):
+        run_ranks(lambda comm: own_loop(model, batches, comm, **options), 3)
+    with pytest.raises(InputError, match="ranks_per_worker=0 must be a whole number of at least 1"):
+        DiLoCoStrategy(ranks_per_worker=0)
