@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from exogym_core.names import visible
 from exogym_core.record import RunFolder
 from exogym_core.report import Results, table_cells, table_headings, verdict, write_report
 from exogym_core.report.table import ratio
@@ -138,6 +140,13 @@ class TestVerdict:
         assert decision.winner is None
         assert decision.text.startswith("No strategy ran to its end")
 
+    def test_who_never_communicated_is_named(self, tmp_path: Path) -> None:
+        entries = [entry("AllReduce"), entry("DiLoCo", bytes_sent_per_worker=0)]
+        text = verdict(Results.load(run_folder(tmp_path, entries))).text
+        assert text.endswith(" DiLoCo sent nothing in 4 steps: the workers trained each on their own.")
+        alone = verdict(Results.load(run_folder(tmp_path / "one", entries, workers={"count": 1}))).text
+        assert "sent nothing" not in alone
+
 
 PAYLOADS = [
     "<script>alert(1)</script>",
@@ -152,21 +161,87 @@ PAYLOADS = [
     "a\u202eb\x1b[31mc\x00",
     "<!--",
     "[bold]x[/bold] [link=http://evil.example]y[/link]",
+    "<a href=javascript:alert(1)>x</a>",
+    "<body onload=alert(1)>",
+    "</title><script>alert(1)</script>",
+    "<math><mtext></mtext><mglyph><style><!--</style><img title=--&gt;&lt;img src=1 onerror=alert(1)&gt;>",
+    "<object data=data:text/html,x>",
+    "<embed src=//evil.example>",
+    "<link rel=stylesheet href=//evil.example>",
+    "<meta http-equiv=refresh content=0;url=//evil.example>",
+    "<base href=//evil.example>",
+    "<form action=//evil.example><input autofocus onfocus=alert(1)>",
+    "<svg><animate onbegin=alert(1) attributeName=x>",
+    "<template><script>alert(1)</script></template>",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "&#60;script&#62;",
+    "x' onmouseover='alert(1)",
+    'x" style="background:url(//evil.example)',
+    "]]><script>alert(1)</script>",
+    "\uff1cscript\uff1ealert(1)",
+    "<scr\x00ipt>alert(1)</scr\x00ipt>",
+    "\u2028<script>\u2029",
+    "{{ ''.__class__.__mro__ }}",
+    "{# note #}{{ self }}",
 ]
+
+
+ELEMENTS = {
+    *("html", "head", "meta", "title", "style", "body", "header", "main", "h1", "h2", "p", "div", "dl", "dt"),
+    *("dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption", "code", "pre"),
+}
+
+
+class _Elements(HTMLParser):
+    """What a browser would take for elements, attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.sources: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.sources += [value or "" for name, value in attrs if name == "src"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
 class TestPage:
     @pytest.mark.parametrize("payload", PAYLOADS)
     def test_names_are_escaped(self, tmp_path: Path, payload: str) -> None:
-        entries = [entry("AllReduce"), entry(payload, strategy="DiLoCo")]
-        folder = run_folder(tmp_path, entries, name=payload, task={"name": payload})
-        page = write_report(folder).read_text(encoding="utf-8")
-        body = page.split("</head>")[1]
-        assert set(re.findall(r"<\s*/?([a-zA-Z!]+)", body)) <= {
-            *("body", "header", "h", "dl", "div", "dt", "dd", "main", "p", "table", "thead", "tr", "th"),
-            *("tbody", "td", "figure", "img", "figcaption", "code", "pre", "html"),
+        nic = {"hosts": 1, "nic": "1 Gbit/s"}
+        network = {
+            "name": "".join(filter(str.isprintable, payload)),
+            "source": "".join(filter(str.isprintable, payload)),
+            "regions": {"a": nic, "b": dict(nic)},
+            "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
         }
-        assert "49" not in re.findall(r"<h1>(.*?)</h1>", page)
+        entries = [entry("AllReduce"), entry(payload, strategy="DiLoCo")]
+        folder = run_folder(tmp_path, entries, name=payload, task={"name": payload}, topology=network)
+        page = write_report(folder).read_text(encoding="utf-8")
+        seen = _Elements()
+        seen.feed(page)
+        seen.close()
+        assert seen.names <= ELEMENTS
+        assert seen.attributes <= {
+            "lang",
+            "charset",
+            "http-equiv",
+            "content",
+            "name",
+            "class",
+            "scope",
+            "alt",
+            "src",
+        }
+        assert all(source.startswith("data:image/png;base64,") for source in seen.sources)
+        # As text it is all there: nothing was obeyed, nothing was lost.
+        assert seen.text.count(visible(payload)[:30]) >= 4
         assert all(character.isprintable() or character == "\n" for character in page)
 
     def test_it_loads_nothing_and_forbids_scripts(self, tmp_path: Path) -> None:

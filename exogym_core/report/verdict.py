@@ -30,8 +30,13 @@ class Verdict:
 def verdict(results: Results) -> Verdict:
     """The winner: who reaches the target loss first in virtual time, else who ends with the lowest loss.
 
-    Only strategies that ran to their end compete.
+    Only strategies that ran to their end compete. Those that never sent anything are told apart.
     """
+    decision = _judged(results)
+    return Verdict(decision.text + _silent(results), decision.winner)
+
+
+def _judged(results: Results) -> Verdict:
     ended = [result for result in results.strategies if not result.incomplete]
     judged = [result for result in ended if result.final_loss is not None]
     if not judged:
@@ -118,6 +123,18 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
         if other is not None and other.compute_utilisation is not None:
             text += f" instead of {other.compute_utilisation:.1%}"
     return f"{text}."
+
+
+def _silent(results: Results) -> str:
+    """Who trained without a word to the others: their figures are those of no strategy at all."""
+    workers = results.settings.get("workers")
+    if not isinstance(workers, dict) or workers.get("count") == 1:
+        return ""
+    silent = [visible(one.name, 40) for one in results.strategies if one.bytes_sent_per_worker == 0]
+    if not silent:
+        return ""
+    steps = results.settings.get("steps")
+    return f" {' and '.join(silent)} sent nothing in {steps} steps: the workers trained each on their own."
 
 
 def _loss(result: StrategyResult) -> float:
