@@ -28,7 +28,8 @@ __all__ = ["main"]
 
 # torch, matplotlib and what imports them are imported inside commands: `netgym --help` answers at once.
 
-_PLAIN_WIDTH = 120  # of tables that go to a file or a pipe
+_PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
+_WIDEST_TABLE = 200  # there
 
 
 @dataclass
@@ -286,9 +287,9 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _stdout() -> Console:
+def _stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+    return console if console.is_terminal else Console(width=plain_width)
 
 
 def _load(
@@ -393,8 +394,8 @@ def _report(folder: RunFolder) -> None:
     write_report(folder)
     results = Results.load(folder)
     decision = verdict(results)
+    _stdout(_WIDEST_TABLE).print(rich_table(results, winner=decision.winner))
     console = _stdout()
-    console.print(rich_table(results, winner=decision.winner))
     console.print()
     console.print(Text(decision.text))
     console.print()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from netsim.errors import InputError, NetsimError
-from netsim.usage import CommandGroup, usage_message
+from netsim.usage import CommandGroup, plain_lines, usage_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,5 +94,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, exit_code: int = 2) -> int:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {plain_lines(message)}", err=True)
     return exit_code

@@ -6,7 +6,7 @@ import click
 
 from netsim.errors import unknown_name
 
-__all__ = ["CommandGroup", "usage_message"]
+__all__ = ["CommandGroup", "plain_lines", "usage_message"]
 
 
 class CommandGroup(click.Group):
@@ -19,6 +19,18 @@ class CommandGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise unknown_name("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+
+def plain_lines(text: str) -> str:
+    """`text` for a terminal: its lines, and what a user's names may hold to steer the terminal written out.
+
+    >>> plain_lines("a\\n\\x1b[31mb")
+    'a\\n\\\\x1b[31mb'
+    """
+    return "".join(
+        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
+        for part in text
+    )
 
 
 def usage_message(error: click.ClickException) -> str:

@@ -132,5 +132,5 @@ def test_nothing_in_a_message_breaks_its_line() -> None:
 
 
 def test_examples() -> None:
-    for name in ("documents", "graph", "placement", "topology"):
+    for name in ("documents", "graph", "placement", "topology", "usage"):
         assert doctest.testmod(importlib.import_module(f"netsim.{name}")).failed == 0

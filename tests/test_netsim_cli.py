@@ -69,6 +69,7 @@ def test_json_schema(capsys: Capture) -> None:
         (["shwo", "lan"], "error: unknown command 'shwo': did you mean 'show'?"),
         (["show"], "error: netsim show: missing argument 'TOPOLOGY': see netsim show --help"),
         (["show", "lan", "--fast"], "error: netsim show: unknown option '--fast': Accepted: "),
+        (["show", "\x1b[31mlan"], "error: unknown topology or file '\\x1b[31mlan'"),
         (["validate"], "error: netsim validate: missing argument 'FILE': see "),
     ],
 )

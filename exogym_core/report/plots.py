@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
@@ -50,7 +51,9 @@ def draw_plots(results: Results) -> dict[str, bytes]:
     }
     pictures: dict[str, bytes] = {}
     # From the defaults, so that a user's own matplotlibrc changes nothing.
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # Names may have letters that the font lacks: a box stands for them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         for name, draw in drawings.items():

@@ -176,6 +176,26 @@ class TestCompare:
         assert {path.name for path in netgym.folder.iterdir()} == {"runs", "small.yaml"}
         assert "<script" not in (folder / "report.html").read_text()
 
+    def test_names_do_not_steer_the_terminal_and_secrets_stay_out(
+        self, netgym: Netgym, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MY_TOKEN", "hunter2")
+        name = r"\e[31mred\a\u202e\r"
+        netgym.experiment.write_text(
+            SMALL.replace("name: small", f'name: "{name}"').replace(
+                "name: DiLoCo", f'name: DiLoCo, label: "{name}"'
+            )
+        )
+        code, out, err = netgym("compare", netgym.experiment, "--set", "steps=1")
+        assert code == 0
+        assert all(character.isprintable() or character == "\n" for character in out + err)
+        files = [path for path in (netgym.folder / "runs").rglob("*") if path.is_file()]
+        assert len(files) > 10
+        for path in files:
+            assert path.name.isprintable()
+            assert path.stat().st_mode & 0o777 == 0o600, path
+            assert b"hunter2" not in path.read_bytes(), path
+
 
 BAD_COMMANDS = [
     ("compare nowhere.yaml", "nowhere.yaml: cannot be read: No such file or directory"),
