@@ -267,7 +267,10 @@ class SimulatedCommunicator(Communicator):
             name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
         )
         key = Key(self._lane(), self._next_number(self._lane()))
-        inputs = [tensor.detach().clone() if async_op else tensor.detach() for tensor in tensors]
+        # What is only moved is handed over as it is, and others may take it long after this rank has gone on
+        # and changed it. What is reduced is read when the last member posts, while the others wait.
+        keeps = async_op or not reduce_op
+        inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
         handle = self._post(key, call, self.rank, signature, inputs, deliver)
         return handle if async_op else handle.wait()
 
