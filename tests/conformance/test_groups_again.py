@@ -37,7 +37,7 @@ def test_islands_over_sockets_connect_once(monkeypatch: pytest.MonkeyPatch) -> N
     from exogym_core.communicator.rendezvous import Rendezvous
     from exogym_core.strategy import FedAvgStrategy
 
-    model, batches = reference.make_problem(3, 12, 3, 3, seed=1)
+    model, batches = reference.make_problem(3, 8, 3, 3, seed=1)
     made = Rendezvous.subgroup
     asked: list[tuple[int, ...]] = []
 
@@ -49,7 +49,7 @@ def test_islands_over_sockets_connect_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Rendezvous, "subgroup", subgroup)  # ranks are forked: each has a list of its own
     islands = AveragingCommunicator(2, H=1)
     islands.seed = 0
-    drawn = [tuple(islands.island(0, 3, round_number)) for round_number in range(12)]
+    drawn = [tuple(islands.island(0, 3, round_number)) for round_number in range(8)]
     assert len(set(drawn)) < len(drawn)
     strategy = FedAvgStrategy("sgd", lr=0.1, island_size=2)
     real = reference.run_strategy(strategy, model, batches, transport="gloo")

@@ -41,6 +41,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("AllReduce", {"codec": "int8", "max_norm": 0.5, **SCHEDULES["cosine"]}),
     ("FedAvg", {"H": 2, "island_size": 2, "optim_spec": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}),
     ("DiLoCo", {"H": 3, "codec": "bf16", **SCHEDULES["one cycle"]}),
+    ("DiLoCo", {"H": 3, "codec": "uniform8bit", "error_feedback": True, "ranks_per_worker": 3}),
+    ("DiLoCo", {"H": 2, "codec": "int8", "error_feedback": True}),
     ("SPARTA", {"p_sparta": 0.3, "index_selector": "shuffled_sequential", "interval": 2}),
     ("SPARTA+DiLoCo", {"p_sparta": 0.3, "H": 3, **SCHEDULES["steps"]}),
     ("DeMo", {"compression_topk": 2, "compression_chunk": 4, "codec": "compact"}),
