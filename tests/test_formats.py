@@ -1,0 +1,92 @@
+"""The pages on the two file formats: their examples load, and they tell of every key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from exogym_core.compute import Compute
+from exogym_core.experiment import Evaluate, Experiment, Settings, Workers
+from exogym_core.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
+from netsim import topology_schema
+from netsim.documents import Schema, parse_document
+from netsim.protocol import Protocol
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DOCS = Path(__file__).parent.parent / "docs"
+TOPOLOGY = (DOCS / "topology.md").read_text(encoding="utf-8")
+EXPERIMENT = (DOCS / "experiment.md").read_text(encoding="utf-8")
+
+
+def example(page: str) -> str:
+    found = re.search(r"^```yaml\n(.*?)^```", page, re.S | re.M)
+    assert found
+    return found[1]
+
+
+def told(page: str) -> set[str]:
+    """What stands in code quotes, word by word."""
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.S | re.M)
+    return {word for quoted in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", quoted)}
+
+
+def keys(models: Iterable[type[Schema]]) -> set[str]:
+    return {info.alias or name for model in models for name, info in model.model_fields.items()}
+
+
+def test_the_topology_loads(tmp_path: Path) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(example(TOPOLOGY))
+    topology = Topology.load(path)
+    assert (len(topology.hosts), topology.protocol) == (9, "linux-tcp")
+
+
+def test_the_experiment_loads_and_runs_again(tmp_path: Path) -> None:
+    path = tmp_path / "regions.yaml"
+    path.write_text(example(EXPERIMENT))
+    experiment = Experiment.load(path)
+    assert set(Settings.model_fields) == set(experiment.document.data or ())  # type: ignore[call-overload]
+    stored = Experiment.from_document(parse_document(experiment.to_yaml()))
+    assert stored.to_yaml() == experiment.to_yaml()
+    assert Experiment.load(path, scale="tiny").settings.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [
+        (
+            TOPOLOGY,
+            keys(
+                [
+                    *(topology_schema.TopologyFile, topology_schema.HostEntry, topology_schema.LinkEntry),
+                    *(topology_schema.RegionEntry, topology_schema.RouteEntry),
+                ]
+            ),
+        ),
+        (EXPERIMENT, keys([Settings, Workers, Evaluate])),
+        (EXPERIMENT, {*TRAIN_COLUMNS, *VALIDATION_COLUMNS}),
+    ],
+)
+def test_every_key_is_told(page: str, wanted: set[str]) -> None:
+    assert wanted - told(page) == set()
+
+
+def test_every_protocol_key_is_one() -> None:
+    table = TOPOLOGY.split("**A protocol**")[1]
+    names = set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+    given = {"preset": "linux-tcp", "streams": 2, "window": "1 MiB", "connections": "per-transfer"}
+    given |= {"queue": 10, "software": "1 ms"}
+    assert names == set(given)
+    Protocol.parse(given)
+
+
+def test_every_compute_key_is_one() -> None:
+    names = re.findall(r"^\| `(\w+)` \|", EXPERIMENT.split("**`compute`**")[1].split("##")[0], re.M)
+    assert names == ["fixed", "flops", "measured", "jitter", "stragglers"]
+    Compute.parse({"flops": {"utilisation": "40 %", "device": "a100", "dtype": "fp32"}, "jitter": 0.1})
