@@ -37,6 +37,22 @@ strategies:
   - {name: SPARTA+DiLoCo, H: 3, p_sparta: 0.5}
 """
 
+STORMY = """\
+regions:
+  us: {hosts: 2, nic: 1 Gbit/s, latency: 50 us}
+  eu: {hosts: 2, nic: 1 Gbit/s, latency: 50 us}
+wan:
+  - {between: [us, eu], bandwidth: 100 Mbit/s, rtt: 80 ms}
+events:
+  - {at: 100 ms, link: [us, eu], down: true, for: 200 ms}
+traces:
+  - {link: [us.0, us], bandwidth: trace.csv}
+background:
+  - {from: eu.0, to: us.1, bytes: 200 kB, every: 700 ms}
+drift:
+  - {link: [eu.0, eu], kind: lognormal, every: 1 s, sigma: 0.3}
+"""
+
 SUMMARY_KEYS = [
     "name",
     "final_loss",
@@ -140,6 +156,17 @@ class TestCompare:
         _, again, _ = netgym("run", Path(folder) / "experiment.yaml")
         assert digest.startswith("digest ")
         assert again.splitlines()[-2] == digest
+
+    def test_a_stored_experiment_needs_no_other_file(self, netgym: Netgym) -> None:
+        network, trace = netgym.folder / "stormy.yaml", netgym.folder / "trace.csv"
+        network.write_text(STORMY)
+        trace.write_text("start_s,bits_per_second\n0,1e9\n0.3,12345678.9012345\n")
+        folder = netgym.run("compare", netgym.experiment, "--topology", network)
+        for path in (network, trace, netgym.experiment):
+            path.unlink()
+        again = netgym.run("compare", folder / "experiment.yaml")
+        assert results_of(again) == results_of(folder)
+        assert (again / "experiment.yaml").read_bytes() == (folder / "experiment.yaml").read_bytes()
 
     def test_without_a_network_there_is_no_virtual_time(self, netgym: Netgym) -> None:
         folder = netgym.run("run", netgym.experiment, "--strategy", "DiLoCo", "--set", "topology=null")
