@@ -117,7 +117,7 @@ def run_ranks(
     carrier = partial(run_in_threads, nth_core=os.getpid())
     if spec.processes is not None:
         carrier = partial(run_in_processes, processes=spec.processes)
-    simulation, results, states = carrier(
+    run = carrier(
         world,
         body,
         seed=seed,
@@ -126,18 +126,18 @@ def run_ranks(
         journal=journal if journal is not None else Journal(),
     )
     if trace is not None:
-        assert simulation.recorder is not None
-        simulation.recorder.write(trace, world.hosts)
-    kernel = simulation.kernel
+        assert run.simulation.recorder is not None
+        run.simulation.recorder.write(trace, world.hosts)
+    kernel = run.simulation.kernel
     timed = world.topology is not None
     return RunResult(
-        results=results,
+        results=run.results,
         virtual_seconds=max(kernel.end_seconds) if timed else None,
         rank_virtual_seconds=kernel.end_seconds if timed else None,
         compute_seconds=kernel.compute_seconds,
         exposed_seconds=kernel.exposed_seconds,
         rows=rows,
-        traffic=[state.traffic for state in states],
+        traffic=[state.traffic for state in run.states],
     )
 
 

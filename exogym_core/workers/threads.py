@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.simulated import RankState, SimulatedCommunicator
-from exogym_core.communicator.simulation import Simulation, World
-from exogym_core.workers.failures import FirstFailure, run_rank, told
+from exogym_core.communicator.simulated import SimulatedCommunicator
+from exogym_core.workers.carrier import SECONDS_BETWEEN_ROWS, Carrier
+from exogym_core.workers.failures import run_rank, told
 from exogym_core.workers.turns import Turns
 from netsim.errors import MismatchError, NetsimError
 from netsim.kernel import Key, Mark, Request
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.communicator.simulation import World
     from exogym_core.workers.journal import Journal
     from netsim.kernel import Answer, Ask, Join, StampedRow
 
@@ -25,11 +26,9 @@ __all__ = ["run_in_threads"]
 
 # A rank that only computes may run ahead; now and then the kernel takes in what it has asked for.
 _BACKLOG = 10_000
-# Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
-_SECONDS_BETWEEN_ROWS = 0.1
 
 
-class _ThreadRun:
+class _ThreadRun(Carrier):
     """One run: the simulation in the calling thread, every rank in a thread of its own."""
 
     def __init__(
@@ -43,14 +42,8 @@ class _ThreadRun:
     ) -> None:
         ranks = range(world.num_ranks)
         self.turns = Turns(ranks, seed, intra_op_threads, nth_core)
-        self.simulation = Simulation(
-            world, self._let_run, self._completed, self._answered, on_row, journal.past
-        )
-        journal.log = self.simulation.kernel.log
-        self.failure = FirstFailure()
-        self.results: list[Any] = [None] * world.num_ranks
+        super().__init__(world, on_row, journal)
         self.answers: dict[int, Answer] = {}
-        self.states = [RankState() for _ in ranks]
         self._next_rows = 0.0
 
     def run(self, body: Callable[[SimulatedCommunicator], Any]) -> None:
@@ -78,7 +71,7 @@ class _ThreadRun:
         now = time.monotonic()
         if now < self._next_rows:
             return False
-        self._next_rows = now + _SECONDS_BETWEEN_ROWS
+        self._next_rows = now + SECONDS_BETWEEN_ROWS
         return True
 
     # --- what the simulation asks for, in the host's turn --------------------------------------------------
@@ -158,11 +151,11 @@ def run_in_threads(
     nth_core: int,
     on_row: Callable[[StampedRow], None],
     journal: Journal,
-) -> tuple[Simulation, list[Any], list[RankState]]:
+) -> Carrier:
     """Run `body(comm)` on every rank of `world`.
 
     Returns:
-        The finished simulation, the results in rank order, and every rank's state.
+        The run, played to its end.
 
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
@@ -173,4 +166,4 @@ def run_in_threads(
     except NetsimError as error:
         run.failure.add(error)
     run.failure.raise_if_any()
-    return run.simulation, run.results, run.states
+    return run
