@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import queue
-import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +16,14 @@ from exogym_core.communicator.exchange import mismatch_error
 from netsim.errors import DeadlockError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.wire import Wire
 
-__all__ = ["ENDED", "RECORD_BYTES", "CallQueue", "call_record", "disagreement", "gather_json"]
+__all__ = ["ENDED", "RECORD_BYTES", "call_record", "disagreement", "gather_json"]
 
 RECORD_BYTES = 512
 _DIGEST_BYTES = 16
@@ -79,40 +76,3 @@ def gather_json(wire: Wire, obj: Any) -> list[Any]:
         json.loads(got[:size].numpy().tobytes())
         for got, size in zip(wire.all_gather(padded), sizes, strict=True)
     ]
-
-
-class CallQueue:
-    """Runs a group's asynchronous calls one after the other, in a thread that starts when needed."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._last: Future[Any] | None = None
-
-    @property
-    def idle(self) -> bool:
-        """Whether everything submitted has been done."""
-        return self._last is None or self._last.done()
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run `call` after those before it."""
-        if self._thread is None:
-            # A daemon: a call whose members never come must not keep the process from ending.
-            self._thread = threading.Thread(target=self._work, name="gloo calls", daemon=True)
-            self._thread.start()
-        self._last = Future()
-        self._calls.put((call, self._last))
-        return self._last
-
-    def stop(self) -> None:
-        """End the thread when it has done what was submitted."""
-        self._calls.put(None)
-
-    def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
-            call, future = item
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-            del item, call, future  # or the last call's tensors would live until the next one

@@ -9,76 +9,29 @@ from __future__ import annotations
 
 import math
 import time
-from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.agreement import ENDED, CallQueue, call_record, disagreement, gather_json
+from exogym_core.communicator.agreement import gather_json
 from exogym_core.communicator.base import Communicator, Handle, Traffic
 from exogym_core.communicator.exchange import Signature, caller
-from exogym_core.communicator.messages import Mailbox
+from exogym_core.communicator.gloo_calls import GlooRank, GroupCalls
 from exogym_core.communicator.parts import parts_of, scatter_parts
-from exogym_core.communicator.rendezvous import ProcessGroups, Rendezvous
+from exogym_core.communicator.rendezvous import Rendezvous
 from exogym_core.communicator.traffic_formulas import sent_bytes
-from exogym_core.communicator.wire import Wire, flattened, shaped_like, write_back
+from exogym_core.communicator.wire import flattened, shaped_like, write_back
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
-    from exogym_core.workers.gloo_ranks import GlooRun, launch_gloo
-
-__all__ = ["GlooCommunicator", "GlooRun", "launch_gloo"]
+__all__ = ["GlooCommunicator"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def __getattr__(name: str) -> Any:
-    # Starting ranks is the workers' business, which use communicators: imported when asked for.
-    if name in ("GlooRun", "launch_gloo"):
-        from exogym_core.workers import gloo_ranks
-
-        return getattr(gloo_ranks, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-@dataclass
-class _RankState:
-    """What all communicators of one rank share."""
-
-    rendezvous: Rendezvous
-    on_mark: Callable[[Mapping[str, Any]], None]
-    traffic: Traffic = field(default_factory=Traffic)
-    off_clock: bool = False
-    start_seconds: float = field(default_factory=time.monotonic)
-    members: list[GlooCommunicator] = field(default_factory=list)  # one a group
-    reused: dict[tuple[int, ...], GlooCommunicator] = field(default_factory=dict)  # of these ranks of the run
-    futures: list[Future[Any]] = field(
-        default_factory=list
-    )  # of asynchronous calls, without the finished ones
-
-
-class _QueuedHandle(Handle[T]):
-    """A call in its group's queue; what it got is handed over, in place or as new tensors, at the first wait."""
-
-    def __init__(self, future: Future[R], deliver: Callable[[R], T]) -> None:
-        self._future, self._deliver = future, deliver
-        self._result: list[T] = []
-
-    def wait(self) -> T:
-        if not self._result:
-            self._result.append(self._deliver(self._future.result()))
-        return self._result[0]
-
-    def is_completed(self) -> bool:
-        return self._future.done()
 
 
 class GlooCommunicator(Communicator):
@@ -92,14 +45,10 @@ class GlooCommunicator(Communicator):
 
     transport = "gloo"
 
-    def __init__(self, state: _RankState, groups: ProcessGroups, ranks: Sequence[int], member: int) -> None:
-        self.rank, self.world_size = member, len(ranks)
-        self._state, self._ranks = state, tuple(ranks)
-        self._wire = Wire(groups.data, ranks, member, state.rendezvous.device)
-        self._control = Wire(groups.control, ranks, member, torch.device("cpu"))
-        self._mail = Mailbox(self._control, self._ranks, state.rendezvous)
-        self._queue = CallQueue()
-        state.members.append(self)
+    def __init__(self, state: GlooRank, calls: GroupCalls, member: int) -> None:
+        self.rank, self.world_size = member, len(calls.ranks)
+        self._state, self._calls = state, calls
+        self._wire = calls.wire
 
     @classmethod
     def connect(
@@ -107,8 +56,9 @@ class GlooCommunicator(Communicator):
     ) -> GlooCommunicator:
         """Join the other ranks of a run; `on_mark` receives what is marked."""
         groups = rendezvous.join()
-        state = _RankState(rendezvous, on_mark if on_mark is not None else lambda row: None)
-        return cls(state, groups, range(rendezvous.num_ranks), rendezvous.rank)
+        state = GlooRank(rendezvous, on_mark if on_mark is not None else lambda row: None)
+        calls = GroupCalls(state, groups, range(rendezvous.num_ranks), rendezvous.rank)
+        return cls(state, calls, rendezvous.rank)
 
     @classmethod
     def from_environment(
@@ -248,7 +198,7 @@ class GlooCommunicator(Communicator):
         whole, like = isinstance(tensors, Tensor), parts[0]
 
         def exchange() -> list[Tensor]:
-            coming = [rows[self.rank] for rows in gather_json(self._control, shapes)]
+            coming = [rows[self.rank] for rows in gather_json(self._calls.control, shapes)]
             sizes = [math.prod(shape) * like.element_size() for shape in coming]
             got = self._wire.all_to_all(flat, sizes)
             return [part.view(like.dtype).reshape(shape) for part, shape in zip(got, coming, strict=True)]
@@ -262,7 +212,9 @@ class GlooCommunicator(Communicator):
     def barrier(self, async_op: bool = False) -> Any:
         # The comparison of records is one already: nobody has everyone's before everyone has called.
         token = torch.zeros(1, dtype=torch.uint8)
-        return self._collective("barrier", [], lambda: self._control.tell(token), lambda _: None, async_op)
+        return self._collective(
+            "barrier", [], lambda: self._calls.control.tell(token), lambda _: None, async_op
+        )
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -270,13 +222,15 @@ class GlooCommunicator(Communicator):
         self._check_rank("send", "dst", dst)
         signature = self._signature("sendrecv", [tensor], side="send")
         self._count("send" if dst != self.rank else "recv", [tensor])
-        return self._mail.send(flattened(tensor, self._control.device, own=True), dst, tag, signature)
+        return self._calls.mail.send(
+            flattened(tensor, self._calls.control.device, own=True), dst, tag, signature
+        )
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_rank("recv", "src", src)
         signature = self._signature("sendrecv", [tensor], side="recv")
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
-        return self._mail.receive(flat, src, tag, signature, lambda got: write_back(tensor, got))
+        return self._calls.mail.receive(flat, src, tag, signature, lambda got: write_back(tensor, got))
 
     # --- how every call goes -------------------------------------------------------------------------------
 
@@ -292,28 +246,10 @@ class GlooCommunicator(Communicator):
         root: int = 0,
         like: Sequence[Tensor] | None = None,
     ) -> T | Handle[T]:
-        """Compare calls, then `exchange` staged tensors (may run in the group's thread), then `deliver`."""
+        """Count a call and make it: `exchange` staged tensors, then `deliver` what has come."""
         signature = self._signature(name, tensors if like is None else like, reduce_op, root)
         self._count(name, tensors, root)
-        call = partial(self._run, signature, exchange)
-        if not async_op and self._queue.idle:
-            return deliver(call())
-        future = self._queue.submit(call)
-        self._state.futures = [future, *(known for known in self._state.futures if not known.done())]
-        handle = _QueuedHandle(future, deliver)
-        return handle if async_op else handle.wait()
-
-    def _run(self, signature: Signature | str, exchange: Callable[[], R]) -> R:
-        def checked() -> R:
-            if self._state.rendezvous.check and self.world_size > 1:
-                records = self._control.tell(call_record(signature))
-                error = disagreement(self._ranks, records)
-                if error is not None:
-                    raise error
-            return exchange()
-
-        waiting = f"rank {self._ranks[self.rank]} waits in {signature}"
-        return self._state.rendezvous.tell(waiting, checked)
+        return self._calls.make(signature, exchange, deliver, async_op)
 
     def _signature(
         self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
@@ -347,14 +283,9 @@ class GlooCommunicator(Communicator):
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
             raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
-        of_run = tuple(self._ranks[rank] for rank in members)
-        if reuse and of_run in self._state.reused:
-            return self._state.reused[of_run]
-        groups = self._state.rendezvous.subgroup(of_run, caller())
-        made = GlooCommunicator(self._state, groups, of_run, members.index(self.rank))
-        if reuse:
-            self._state.reused[of_run] = made
-        return made
+        of_run = tuple(self._calls.ranks[rank] for rank in members)
+        member = members.index(self.rank)
+        return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)
 
     def mark(self, row: Mapping[str, Any]) -> None:
         self._state.on_mark(row)
@@ -371,31 +302,8 @@ class GlooCommunicator(Communicator):
             self._state.off_clock = before
 
     def finish(self) -> None:
-        """The rank is through: wait for its asynchronous calls, and for the other ranks to be through too.
-
-        Raises:
-            DeadlockError: another rank waits for a call that this one will never make, or the reverse.
-        """
-        state = self._state
-        if state.rendezvous.check:
-            # In all groups at once: in which of them another rank waits is not known.
-            endings = [
-                member._queue.submit(partial(member._run, ENDED, lambda: None))
-                for member in state.members
-                if member.world_size > 1
-            ]
-            for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
-                ending.result()
-        for future in state.futures:
-            future.result()
-        for member in state.members:
-            member._mail.settle()
+        self._state.finish()
 
     def close(self) -> None:
-        """Leave the process group and end this rank's threads; no communicator of it works afterwards."""
-        for member in self._state.members:
-            member._queue.stop()
-            member._wire.close()
-            member._control.close()
-        self._state.members.clear()
-        self._state.reused.clear()
+        """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
+        self._state.close()

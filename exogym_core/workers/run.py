@@ -142,7 +142,7 @@ def run_ranks(
 
 
 def _over_gloo(body: Callable[[Communicator], T], num_ranks: int, seed: int) -> RunResult[T]:
-    from exogym_core.communicator.gloo import launch_gloo
+    from exogym_core.workers.gloo_ranks import launch_gloo
 
     done = launch_gloo(body, num_ranks, seed=seed)
     untimed = [0.0] * num_ranks
