@@ -91,7 +91,7 @@ class Span(NamedTuple):
 _MOST_TOLD = 8  # ranks in one line
 _END_OF_INSTANT: Any = 1 << 20  # a priority: whatever else happens at that instant goes before
 
-Enter = Callable[[int], None]
+Enter = Callable[[int, Call], None]
 Play = Callable[[Call, Hashable, Callable[[int], None]], Enter]
 
 
@@ -100,6 +100,7 @@ class _InFlight:
     """A call some member has posted: when each member is through, and who sleeps until then."""
 
     call: Call
+    num_bytes: int  # of all members that have posted, where each knows its own part
     enter: Enter
     done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
     posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
@@ -130,7 +131,7 @@ def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) ->
     """Communication that takes no time: everyone is through when the last has come."""
     arrived: list[int] = []
 
-    def enter(member: int) -> None:
+    def enter(member: int, call: Call) -> None:
         arrived.append(member)
         if len(arrived) == len(call.ranks):
             for each in sorted(arrived):
@@ -147,9 +148,9 @@ class Kernel:
         refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
             let the rank run, or raises (deadlock, a rank's failure).
         answer: called with (rank, value) for every `Ask` and `Join`.
-        describe: called with a `Post` that has no call; returns the call, blocking like `refill`.
         play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
-            (a position in `call.ranks`) in now; `on_done(member)` is called at the instant it is through.
+            (a position in `call.ranks`) in now, with the call as it posted it; `on_done(member)` is called at
+            the instant it is through.
         clock: shared with the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_row: told of every marked row as it is stamped, in order of virtual time.
@@ -169,7 +170,6 @@ class Kernel:
         refill: Callable[[int], None],
         *,
         answer: Callable[[int, Answer], None],
-        describe: Callable[[int, Post], Call],
         play: Play = instant_play,
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
@@ -185,7 +185,6 @@ class Kernel:
         self.end_seconds = [0.0] * num_ranks
         self._refill = refill
         self._answer = answer
-        self._describe = describe
         self._play = play
         self._width = collectives_in_flight
         self._on_row = on_row
@@ -194,7 +193,7 @@ class Kernel:
         self._in_flight: dict[Key, _InFlight] = {}
         self._meetings: dict[Key, _Meeting] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
-        self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, int]]] = {}
+        self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
         self._asleep: dict[int, Call] = {}
         self._num_running = num_ranks
         self._failure: BaseException | None = None
@@ -204,7 +203,7 @@ class Kernel:
 
         Raises:
             DeadlockError: the clock has nothing left to do and a rank still waits.
-            Exception: whatever `refill` or `describe` raises.
+            Exception: whatever `refill` raises.
         """
         for rank in range(len(self.streams)):
             self.clock.process(self._rank(rank))
@@ -242,7 +241,8 @@ class Kernel:
         while True:
             request = self._read(rank)
             if isinstance(request, Post):
-                log.append(self._post(rank, request))
+                log.append(request)
+                self._post(rank, request)
             elif isinstance(request, Wait):
                 log.append(request)
                 yield from self._wait(rank, request.key)
@@ -299,25 +299,26 @@ class Kernel:
 
     # --- calls ---------------------------------------------------------------------------------------------
 
-    def _post(self, rank: int, post: Post) -> Post:
-        """Let the rank into the call, behind its earlier collectives of the same group; returns it complete."""
+    def _post(self, rank: int, post: Post) -> None:
+        """Let the rank into the call, behind its earlier collectives of the same group."""
         flight = self._in_flight.get(post.key)
         if flight is None:
-            flight = self._start(post.key, post.call or self._describe(rank, post))
+            flight = self._start(post.key, post.call)
+        elif post.call.op == "all_to_all":
+            flight.num_bytes += post.call.num_bytes
         if self._on_span is not None:
             flight.posted_at[rank] = self.clock.now
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
-            flight.enter(post.member)
-            return post
+            flight.enter(post.member, post.call)
+            return
         lane = self._lanes.setdefault((post.key.group, rank), deque())
-        lane.append((flight, post.member))
+        lane.append((flight, post))
         if len(lane) <= self._width:
-            flight.enter(post.member)
-        return post if post.call is not None else post._replace(call=flight.call)
+            flight.enter(post.member, post.call)
 
     def _start(self, key: Key, call: Call) -> _InFlight:
         play = self._play if len(set(call.ranks)) > 1 else instant_play
-        flight = _InFlight(call, enter=lambda member: None)
+        flight = _InFlight(call, call.num_bytes, enter=lambda member, call: None)
         flight.enter = play(call, key.group, lambda member: self._done(key, flight, member))
         self._in_flight[key] = flight
         return flight
@@ -328,17 +329,17 @@ class Kernel:
         flight.done_at[rank] = on_grid(self.clock.now)
         if self._on_span is not None:
             times = (flight.posted_at[rank], flight.done_at[rank])
-            self._on_span(Span(rank, "communication", flight.call.op, *times, flight.call.num_bytes))
+            self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
             sleeper.succeed()
         if flight.call.op == "sendrecv":
             return
         lane = self._lanes[key.group, rank]
-        lane.remove((flight, member))
+        lane.remove(next(entry for entry in lane if entry[0] is flight))
         if len(lane) >= self._width:
-            following, as_member = lane[self._width - 1]
-            following.enter(as_member)
+            following, post = lane[self._width - 1]
+            following.enter(post.member, post.call)
 
     def _wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, None]:
         flight = self._in_flight[key]

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Call(NamedTuple):
-    """What a collective or message asks of the network, equal on all its members.
+    """What a collective or message asks of the network, equal on all its members but for an all_to_all.
 
     Attributes:
         op: as `netsim.collectives.schedule` takes it.
@@ -32,7 +32,8 @@ class Call(NamedTuple):
         num_bytes: as `netsim.collectives.schedule` takes it.
         root: position of the root among `ranks`.
         element_bytes: size of one element, the grain of chunks.
-        parts: for `all_to_all`, bytes from member i to member j; None where they are equal.
+        parts: for `all_to_all`, bytes from member i to member j; None where they are equal. A member that
+            enters knows what it has itself: that is the only row then, and `num_bytes` its sum.
     """
 
     op: str
@@ -57,14 +58,11 @@ class Key(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Start the call known as `key` now, as its member number `member`.
-
-    `call` is None where only all members together know it (uneven all_to_all): then the hub is asked.
-    """
+    """Start the call known as `key` now, as its member number `member`."""
 
     key: Key
     member: int
-    call: Call | None
+    call: Call
 
 
 class Wait(NamedTuple):

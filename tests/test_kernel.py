@@ -30,7 +30,9 @@ class Takes:
         self.num_under_way = 0
         self.most_under_way = 0
 
-    def __call__(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> Callable[[int], None]:
+    def __call__(
+        self, call: Call, group: Hashable, on_done: Callable[[int], None]
+    ) -> Callable[[int, Call], None]:
         arrived: list[int] = []
 
         def end(event: object) -> None:
@@ -38,7 +40,7 @@ class Takes:
             for member in arrived:
                 on_done(member)
 
-        def enter(member: int) -> None:
+        def enter(member: int, call: Call) -> None:
             arrived.append(member)
             if len(arrived) == len(call.ranks):
                 self.num_under_way += 1
@@ -66,16 +68,12 @@ def play(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: 
     def refill(rank: int) -> None:
         raise AssertionError(f"the stream of rank {rank} has no Exit")
 
-    def describe(rank: int, post: Post) -> Call:
-        raise AssertionError(f"rank {rank} has posted {post} without a call")
-
     answers: list[tuple[int, Answer]] = []
     rows: list[StampedRow] = []
     kernel = Kernel(
         len(streams),
         refill,
         answer=lambda rank, value: answers.append((rank, value)),
-        describe=describe,
         play=network,
         clock=clock,
         collectives_in_flight=in_flight,

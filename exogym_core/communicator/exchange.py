@@ -72,11 +72,6 @@ class Slot:
     error: NetsimError | None = None
     waiters: list[int] = field(default_factory=list)
 
-    def is_on_clock(self, name: str) -> bool:
-        """Whether this is a call of that name that takes virtual time."""
-        first = self.signatures[0]
-        return first is not None and first.name == name and first.on_clock
-
     @property
     def done(self) -> bool:
         """Whether members can take their values (or the error)."""

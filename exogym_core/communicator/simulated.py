@@ -266,6 +266,9 @@ class SimulatedCommunicator(Communicator):
         call = Call(
             name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
         )
+        if name == "all_to_all":  # what others have is theirs to tell
+            own = tuple(tensor.nbytes for tensor in tensors)
+            call = call._replace(num_bytes=sum(own), parts=(own,))
         key = Key(self._lane(), self._next_number(self._lane()))
         # What is only moved is handed over as it is, and others may take it long after this rank has gone on
         # and changed it. What is reduced is read when the last member posts, while the others wait.
@@ -277,7 +280,7 @@ class SimulatedCommunicator(Communicator):
     def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
         """What `netsim.collectives.schedule` calls num_bytes: the tensor, or the sum over ranks."""
         own = sum(tensor.nbytes for tensor in like)
-        return own * self.world_size if name in ("all_gather", "gather", "scatter", "all_to_all") else own
+        return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
 
     def _post(
         self,
@@ -292,17 +295,12 @@ class SimulatedCommunicator(Communicator):
         ticket = self._port.post(key, call.ranks, member, signature, tensors)
         if on_clock:
             self._count(call, member, tensors)
-            # Only all members together know the parts of an all_to_all: the kernel asks the exchange.
-            self._request(Post(key, member, None if call.op == "all_to_all" else call))
+            self._request(Post(key, member, call))
         self._state.in_flight[key, member] = signature
         return _SimulatedHandle(self, key, ticket, member, deliver, on_clock)
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
         traffic = self._state.traffic
-        if call.op == "all_to_all":
-            parts = tuple(tensor.nbytes for tensor in tensors)
-            row = tuple(parts if other == member else (0,) * len(parts) for other in range(len(parts)))
-            call = call._replace(parts=row, num_bytes=sum(parts))
         bytes_sent, wan_bytes = self._book.traffic(call, member)
         traffic.bytes_sent += bytes_sent
         traffic.wan_bytes += wan_bytes

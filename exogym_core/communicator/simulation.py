@@ -13,9 +13,9 @@ import numpy as np
 
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from netsim.clock import Clock
-from netsim.collectives import Schedule, default_algorithm, play, schedule
+from netsim.collectives import Schedule, default_algorithm, play, play_all_to_all, schedule
 from netsim.faults import Faults
-from netsim.kernel import Call, Enter, Kernel, Key, Post, instant_play
+from netsim.kernel import Call, Enter, Kernel, instant_play
 from netsim.network import Network
 from netsim.protocol import Protocol
 from netsim.trace import Recorder
@@ -101,9 +101,18 @@ class Schedules:
         )
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
-        """(bytes sent, bytes sent to another region) by this member."""
+        """(bytes sent, bytes sent to another region) by this member; of an all_to_all, as it posts it."""
+        if call.op == "all_to_all":
+            return self._all_to_all_traffic(call.ranks, _own_row(call), member)
         sent, wan = self._traffic(call)
         return int(sent[member]), int(wan[member])
+
+    def _all_to_all_traffic(self, ranks: Sequence[int], row: Sequence[int], member: int) -> tuple[int, int]:
+        sent = sum(row) - row[member]
+        if self._world.topology is None:
+            return sent, 0
+        regions = self._world.regions(ranks)
+        return sent, sum(size for size, region in zip(row, regions, strict=True) if region != regions[member])
 
     def _traffic_uncached(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
         if len(set(call.ranks)) == 1:
@@ -142,7 +151,7 @@ class Simulation:
     ) -> None:
         self.world = world
         self.schedules = Schedules(world)
-        self.exchange = Exchange(world.num_ranks, self._completed)
+        self.exchange = Exchange(world.num_ranks, on_complete)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         self.recorder = Recorder() if world.is_traced else None
@@ -153,7 +162,6 @@ class Simulation:
             world.num_ranks,
             self._refill,
             answer=self._answered,
-            describe=self._describe,
             play=self._play if self.network is not None else instant_play,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
@@ -165,8 +173,7 @@ class Simulation:
             faults.on_stuck = self.kernel.give_up
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
             stream.extend(requests)
-        self._let_run, self._on_complete, self._on_answer = let_run, on_complete, on_answer
-        self._described: dict[Key, Call] = {}
+        self._let_run, self._on_answer = let_run, on_answer
 
     def wait_for_clock(self, rank: int) -> None:
         """`rank`, which has an `Ask` in its stream, is blocked until `on_answer`."""
@@ -187,32 +194,34 @@ class Simulation:
         self.exchange.unblock(rank)
         self._on_answer(rank, value)
 
-    def _completed(self, slot: Slot) -> None:
-        if slot.outcome is not None and isinstance(slot.key, Key) and slot.is_on_clock("all_to_all"):
-            own = slot.outcome.own
-            members = range(len(slot.ranks))
-            parts = tuple(tuple(own[to][source].nbytes for to in members) for source in members)
-            self._described[slot.key] = all_to_all_call(slot.ranks, parts, own[0][0].element_size())
-        self._on_complete(slot)
-
-    def _describe(self, rank: int, post: Post) -> Call:
-        """The call of an all_to_all: only when its last member has posted are all its parts known."""
-        while post.key not in self._described:
-            self._let_run(rank)
-        return self._described.pop(post.key)
-
     def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> Enter:
         assert self.network is not None
         hosts = [self.world.hosts[rank] for rank in call.ranks]
-        return play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done).arrive
+        if call.op == "all_to_all":
+            enter = play_all_to_all(
+                self.network,
+                hosts,
+                lambda rows: self.schedules.of(_all_to_all(call, rows)),
+                group=group,
+                on_done=on_done,
+            )
+            return lambda member, posted: enter(member, _own_row(posted))
+        playing = play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done)
+        return lambda member, _: playing.arrive(member)
 
 
 def _no_network() -> str:
     return "there is no network"
 
 
-def all_to_all_call(ranks: tuple[int, ...], parts: tuple[tuple[int, ...], ...], element_bytes: int) -> Call:
-    """The call of an all_to_all in which member i sends `parts[i][j]` bytes to member j."""
-    even = len({num_bytes for row in parts for num_bytes in row}) == 1
-    total = sum(map(sum, parts))
-    return Call("all_to_all", ranks, total, element_bytes=element_bytes, parts=None if even else parts)
+def _own_row(call: Call) -> tuple[int, ...]:
+    """What a member that posts an all_to_all has for each member, in bytes."""
+    assert call.parts is not None
+    (row,) = call.parts
+    return row
+
+
+def _all_to_all(call: Call, rows: tuple[tuple[int, ...], ...]) -> Call:
+    """The call in which member i sends `rows[i][j]` bytes to member j."""
+    even = len({num_bytes for row in rows for num_bytes in row}) == 1
+    return call._replace(num_bytes=sum(map(sum, rows)), parts=None if even else rows)

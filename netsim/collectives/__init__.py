@@ -4,6 +4,7 @@ from netsim.collectives.algorithms import ALGORITHMS, OPERATIONS, algorithm_name
 from netsim.collectives.arrays import run_on_arrays
 from netsim.collectives.play import Play, play
 from netsim.collectives.schedules import Schedule
+from netsim.collectives.uneven import play_all_to_all
 
 __all__ = [
     "ALGORITHMS",
@@ -13,6 +14,7 @@ __all__ = [
     "algorithm_names",
     "default_algorithm",
     "play",
+    "play_all_to_all",
     "run_on_arrays",
     "schedule",
 ]

@@ -34,22 +34,26 @@ class Posts:
     """What each member posts in one step.
 
     Attributes:
-        sends: target and bytes of each of a member's sends, in order.
+        sends: target of each of a member's sends, in order, and which of the step's messages it is.
         receives: source of each of a member's receives, and which of that source's sends it is.
         num_awaited: members that have not posted this step yet.
     """
 
-    __slots__ = ("num_awaited", "receives", "sends")
+    __slots__ = ("_num_bytes", "num_awaited", "receives", "sends")
 
     def __init__(self, schedule: Schedule, index: int) -> None:
         self.sends: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self.receives: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self.num_awaited = schedule.num_ranks
         step = schedule.step(index)
-        rows = zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)
-        for src, dst, num_bytes in rows:
+        self._num_bytes = step.num_bytes
+        for number, (src, dst) in enumerate(zip(step.src.tolist(), step.dst.tolist(), strict=True)):
             self.receives[dst].append((src, len(self.sends[src])))
-            self.sends[src].append((dst, num_bytes))
+            self.sends[src].append((dst, number))
+
+    def sends_of(self, member: int) -> list[tuple[int, int]]:
+        """Target and bytes of each of a member's sends, in order; the bytes as they are known by now."""
+        return [(dst, int(self._num_bytes[number])) for dst, number in self.sends.get(member, ())]
 
 
 class _Member:
@@ -133,7 +137,7 @@ class Execution:
 
     def _post(self, member: int, step: int, posts: Posts) -> None:
         """Start what this member does in this step."""
-        for dst, num_bytes in posts.sends.get(member, ()):
+        for dst, num_bytes in posts.sends_of(member):
             self._send(member, dst, num_bytes, partial(self._delivered, step, member, dst))
 
     def _settle(self, state: _Member, step: int) -> None:

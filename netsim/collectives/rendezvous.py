@@ -77,7 +77,7 @@ class RendezvousExecution(Execution):
 
     def _post(self, member: int, step: int, posts: Posts) -> None:
         """Write the notes of this step, pair by pair, as gloo posts them."""
-        sends = posts.sends.get(member, ())
+        sends = posts.sends_of(member)
         receives = [src for src, _ in sorted(posts.receives.get(member, ()), key=lambda post: post[1])]
         for number in range(max(len(sends), len(receives))):
             send = sends[number] if number < len(sends) else None

@@ -16,6 +16,7 @@ from netsim.clock import Clock
 from netsim.collectives.recurrence import Lines
 from netsim.collectives.rehearsal import Rehearsals, is_plain
 from netsim.fork import fork, take_over, unseen, wires_of
+from netsim.outage import may_give_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -49,7 +50,7 @@ class Stage:
 
     def admit(self, play: Play) -> bool:
         """Take in a collective that is about to begin, if it can be kept off the network."""
-        if self._network.num_in_flight:
+        if self._network.num_in_flight or may_give_up(self._network):
             return False
         if self._plays and not self._fit([*self._plays, play]):
             self.step_in()
@@ -91,6 +92,8 @@ class Stage:
 
     def _fit(self, plays: list[Play]) -> bool:
         """Whether messages of these collectives cannot meet on any link."""
+        if any(play.schedule.regular_pairs is None for play in plays):
+            return False
         key = (self._network.version, frozenset((play.schedule, play.hosts) for play in plays))
         known = self._known.get(key)
         if known is None:
