@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from exogym_core.strategy.arguments import accepted_arguments, positive_int
@@ -13,8 +14,8 @@ from exogym_core.strategy.diloco import OUTER_OPTIM
 from exogym_core.strategy.optim import ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
-from exogym_core.strategy.parts.gradients import GradientAverager
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.sharding import ShardedReplica, Sharding
 from exogym_core.strategy.parts.workers import Workers
 from exogym_core.successors import unknown_argument
 from netsim.errors import InputError
@@ -53,7 +54,9 @@ class DiLoCoOptimizer(Optimizer):
 
     With `ranks_per_worker=k` a worker is k consecutive ranks, such as the GPUs of a site: gradients are
     averaged among them at each step, and only rounds go to other workers. Whoever unscales or clips gradients
-    calls `average_gradients()` before.
+    calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
+    FSDP, and has that part's optimizer states; gradients are clipped with `clip_grad_norm_` here. The second
+    gather of "FULL_SHARD" is done when gradients are averaged, once a step.
 
     Args:
         communicator: connects the workers; None for a worker alone.
@@ -69,6 +72,9 @@ class DiLoCoOptimizer(Optimizer):
         error_feedback: what compression rounds off in a round is added to the next round's.
         aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
         ranks_per_worker: ranks that form one worker.
+        sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
+            `exogym_core.strategy.parts.sharding:Sharding`; not with an optimizer that is built already.
+        ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
         run_id: a name for the run; nothing depends on it.
         skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
 
@@ -111,6 +117,8 @@ class DiLoCoOptimizer(Optimizer):
         error_feedback: bool = False,
         aggregate: str = "mean",
         ranks_per_worker: int = 1,
+        sharding: str = "NO_SHARD",
+        ranks_per_node: int | None = None,
         run_id: str | None = None,
         skip_load_from_peers: bool = False,
         **unknown: Any,
@@ -129,23 +137,33 @@ class DiLoCoOptimizer(Optimizer):
         self.local_step = self.num_samples = 0
         ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
         self._workers = None if communicator is None else Workers.of(communicator, ranks_per_worker, where)
+        inside = None if self._workers is None else self._workers.inside
         averaging = Averaging(codec_named(grad_compression), aggregate, error_feedback)
         groups = list(params)
-        self._was_updated = self._is_averaged = False
-        if isinstance(inner_optimizer, Optimizer):
-            self.inner_optimizer = inner_optimizer
-        else:
-            self.inner_optimizer = ensure_optim_spec(inner_optimizer).build(groups)
-        self.inner_optimizer.register_step_post_hook(self._note_update)
         super().__init__(groups, {})
-        self._share_inner_state()
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._parameters = parameters
         if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
             assert self._workers is not None
             self._workers.broadcast(parameters)
-        inside = None if self._workers is None else self._workers.inside
-        self._gradients = None if inside is None else GradientAverager(parameters, inside)
-        self._outer = OuterStep(parameters, ensure_optim_spec(outer_optimizer, OUTER_OPTIM), averaging)
+        division = Sharding(sharding, ranks_per_node)
+        self._gradients = None if inside is None else division.averager(parameters, inside)
+        self._was_updated = self._is_averaged = self._is_shared = False
+        if isinstance(inner_optimizer, Optimizer):
+            if isinstance(self._gradients, ShardedReplica):
+                raise InputError(f"{where}: sharding needs inner_optimizer as a factory, not built already")
+            self.inner_optimizer = inner_optimizer
+        else:
+            spec = ensure_optim_spec(inner_optimizer)
+            built = spec.build(groups) if self._gradients is None else self._gradients.build(spec, groups)
+            self.inner_optimizer = built
+        self.inner_optimizer.register_step_post_hook(self._note_update)
+        self._share_inner_state()
+        held = parameters if self._gradients is None else self._gradients.held
+        self._outer = OuterStep(held, ensure_optim_spec(outer_optimizer, OUTER_OPTIM), averaging)
+        self._between = self._workers
+        if self._workers is not None and self._gradients is not None:
+            self._between = self._gradients.between(self._workers)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
 
     @property
@@ -196,18 +214,42 @@ class DiLoCoOptimizer(Optimizer):
         self.local_step += 1
         self.num_samples += batch_size or self.batch_size
         if self.local_step % self.num_inner_steps == 0:
-            self._outer.round(self._workers)
+            self._outer.round(self._between)
+        if self._gradients is not None:
+            self._gradients.gather()
         return loss  # type: ignore[no-any-return]
 
-    def average_gradients(self) -> None:
+    def average_gradients(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Average the gradients over the ranks of this worker, if it has several.
 
         `step` does it where it has not been done since the last one. Gradients that are unscaled or clipped
-        before `step` must be averaged before that, after the step's last backward pass.
+        before `step` must be averaged before that, after the step's last backward pass. With `sharding` say
+        the scaler here: an overflow in one rank's part is then seen by all.
         """
         if self._gradients is not None:
+            self._gradients.listen(False)
             self._gradients.average()
-        self._is_averaged = True
+            if scaler is not None:
+                self._gradients.share_overflow()
+        self._is_averaged, self._is_shared = True, scaler is not None
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Average the gradients if that has not been done, and clip their norm; returns what it was.
+
+        As FSDP's method of that name: with `sharding` it is the norm over all ranks of the worker.
+        """
+        if not self._is_averaged:
+            self.average_gradients()
+        if self._gradients is not None:
+            return self._gradients.clip(max_norm)
+        return clip_grad_norm_(self._parameters, max_norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the last step's gradients, where they are sharded too."""
+        if isinstance(self._gradients, ShardedReplica):
+            for parameter in self._parameters:
+                parameter.grad = None
+        super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are given at construction: the outer optimizer has a copy of every parameter."""
@@ -253,4 +295,9 @@ class DiLoCoOptimizer(Optimizer):
             raise InputError(
                 f"{type(self).__name__}.step: with a scaler and several ranks per worker call "
                 "average_gradients() after the backward pass, before scaler.unscale_ and step"
+            )
+        if isinstance(self._gradients, ShardedReplica) and not self._is_shared:
+            raise InputError(
+                f"{type(self).__name__}.step: with a scaler and sharding call average_gradients(scaler), so "
+                "that an overflow in one rank's part is seen by all"
             )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.parts.gradients import GradientAverager
 
 __all__ = ["Strategy"]
 
@@ -52,6 +53,7 @@ class Strategy:
         sample_weight: samples of this rank in this step over the mean of all ranks'. Whoever runs the loop
             sets it before the backward pass where batches are uneven; strategies that average gradients
             weigh this rank's with it.
+        gradients: averages gradients over ranks; None, as here, where they stay apart.
         local_step: number of steps done.
         scaler: a GradScaler if gradients are scaled; set before the first step.
         nbytes: payload bytes of the last step.
@@ -103,6 +105,7 @@ class Strategy:
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.scaler: torch.amp.GradScaler | None = None
+        self.gradients: GradientAverager | None = None
         self.sample_weight = 1.0
         self.max_steps = 1
         self.seed = 0
@@ -127,7 +130,9 @@ class Strategy:
             self._setup_scheduler()
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        """Told before each backward pass whether it completes the step's gradient."""
+        """Told before each backward pass whether it completes the step's gradient: averages may begin then."""
+        if self.gradients is not None:
+            self.gradients.listen(last_micro_batch, self.sample_weight)
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
@@ -147,6 +152,8 @@ class Strategy:
 
     def close(self) -> None:
         """Let go of the model: remove hooks from it. Nothing else may be called afterwards."""
+        if self.gradients is not None:
+            self.gradients.close()
 
     @property
     def learning_rate(self) -> float:
@@ -199,8 +206,14 @@ class Strategy:
     def clip_gradients(self) -> None:
         """Undo the scaler's factor, then clip the norm to `max_norm`, if these are set."""
         if self.scaler is not None:
+            if self.gradients is not None:
+                self.gradients.share_overflow()
             self.scaler.unscale_(self.optim)
-        if self.max_norm is not None:
+        if self.max_norm is None:
+            return
+        if self.gradients is not None:
+            self.gradients.clip(self.max_norm)
+        else:
             clip_grad_norm_(self.trainable, self.max_norm)
 
     def optimizer_step(self) -> None:

@@ -12,16 +12,15 @@ from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrateg
 from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import Codec, codec_named
-from exogym_core.strategy.parts.gradients import GradientAverager
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.sharding import Sharding
 from exogym_core.strategy.parts.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
     from torch.optim import Optimizer
-
-    from exogym_core.communicator.base import Communicator
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoStrategy"]
 
@@ -41,10 +40,13 @@ class DiLoCoCommunicator(CommunicationModule):
         error_feedback: what the codec rounds off in a round is added to the next round's.
         aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
         ranks_per_worker: consecutive ranks that form one worker and enter a round with equal parameters.
+
+    Attributes:
+        workers: whom this rank averages with in a round; may be set before `_init_node`.
+        held: the parameters that this rank does it for, likewise; by default all.
     """
 
     outer: OuterStep
-    workers: Workers
 
     def __init__(
         self,
@@ -70,10 +72,14 @@ class DiLoCoCommunicator(CommunicationModule):
             self.outer_optim_spec = ensure_optim_spec(outer_optim_spec, **options)
         self.averaging = Averaging(codec_named(codec), aggregate, error_feedback)
         self.ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
+        self.workers: Workers | None = None
+        self.held: Sequence[Tensor] | None = None
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        self.workers = Workers.of(self.comm, self.ranks_per_worker, type(self.strategy).__name__)
-        self.outer = OuterStep(self.strategy.trainable, self.outer_optim_spec, self.averaging)
+        if self.workers is None:
+            self.workers = Workers.of(self.comm, self.ranks_per_worker, type(self.strategy).__name__)
+        held = self.strategy.trainable if self.held is None else self.held
+        self.outer = OuterStep(held, self.outer_optim_spec, self.averaging)
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """The outer step if a round ends with this step."""
@@ -101,7 +107,8 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
     A worker may be a site: with `ranks_per_worker=k`, k consecutive ranks average their gradients at each
     step (in buckets, as AllReduce does) and stay equal. At the end of a round each of them exchanges a k-th
     of the pseudo-gradient with its like at the other sites and passes the result on inside its own, so that
-    no more goes between sites than for sites of one rank.
+    no more goes between sites than for sites of one rank. With `sharding` the ranks of a site hold a part of
+    both optimizers' states each, as with FSDP, and a round is exchanged part by part.
 
     Args:
         optim_spec: the inner optimizer (AdamW by default); also `inner_optim_spec`, `inner_optim` and
@@ -117,6 +124,9 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         aggregate: of the workers' pseudo-gradients: "mean", or "median" or "trimmed-mean" against workers that
             send nonsense; these two send `n - 1` times the encoded bytes.
         ranks_per_worker: ranks that form one worker; it must divide their number.
+        sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
+            `exogym_core.strategy.parts.sharding:Sharding`.
+        ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -142,6 +152,8 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         error_feedback: bool = False,
         aggregate: str = "mean",
         ranks_per_worker: int = 1,
+        sharding: str = "NO_SHARD",
+        ranks_per_node: int | None = None,
         **options: Any,
     ) -> None:
         where = type(self).__name__
@@ -165,30 +177,28 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         inner = one_argument(where, None, optim_spec=optim_spec, inner_optimizer=inner_optimizer)
         super().__init__([diloco], optim_spec=inner, **options)
         self.diloco = diloco
+        self.sharding = Sharding(sharding, ranks_per_node)
         self.overlaps_backward = diloco.ranks_per_worker > 1
-        self._gradients: GradientAverager | None = None
 
-    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
-        """Set up both optimizers and the workers."""
-        super().setup(model, comm, max_steps, seed)
-        inside = self.diloco.workers.inside
-        self._gradients = None if inside is None else GradientAverager(self.trainable, inside)
-
-    def before_backward(self, last_micro_batch: bool) -> None:
-        """Gradients go to the worker's other ranks during the last micro-batch's backward pass."""
-        if self._gradients is not None:
-            self._gradients.listen(last_micro_batch, self.sample_weight)
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        workers = Workers.of(self.comm, self.diloco.ranks_per_worker, type(self).__name__)
+        if workers.inside is not None:
+            self.gradients = self.sharding.averager(self.trainable, workers.inside)
+            self.optim = self.gradients.optimizer(self.optim_spec, model)
+            workers, self.diloco.held = self.gradients.between(workers), self.gradients.held
+        self.diloco.workers = workers
 
     def step(self) -> None:
         """Average the gradients inside the worker, clip, update; at the end of a round, the outer step."""
-        if self._gradients is not None:
-            self._gradients.average(self.sample_weight)
+        if self.gradients is not None:
+            self.gradients.average(self.sample_weight)
         super().step()
 
-    def close(self) -> None:
-        """Remove the hooks."""
-        if self._gradients is not None:
-            self._gradients.close()
+    def _communicate(self) -> None:
+        super()._communicate()
+        if self.gradients is not None:
+            self.gradients.gather()
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from netsim.errors import InputError, unknown_name
@@ -63,16 +63,18 @@ class OptimSpec:
         """This spec with `kwargs` added or replaced."""
         return OptimSpec(self.cls, params=self.params, **{**self.kwargs, **kwargs})
 
-    def build(self, model: nn.Module | Iterable[Tensor]) -> Optimizer:
-        """The optimizer over `model`'s trainable parameters, or over the given ones."""
-        if not isinstance(model, nn.Module):
-            return self.cls(list(model), **self.kwargs)
+    def build(self, model: nn.Module | Iterable[Any]) -> Optimizer:
+        """The optimizer over `model`'s trainable parameters, or over the given parameters or groups."""
+        return self.cls(self.groups(model) if isinstance(model, nn.Module) else list(model), **self.kwargs)
+
+    def groups(self, model: nn.Module) -> list[Any]:
+        """What the optimizer of `model` gets: its trainable parameters, or what `params` makes of it."""
         if self.params is not None:
-            return self.cls(list(self.params(model)), **self.kwargs)
+            return list(self.params(model))
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise InputError(f"OptimSpec: {type(model).__name__} has no parameter that requires a gradient")
-        return self.cls(trainable, **self.kwargs)
+        return trainable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OptimSpec):

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from exogym_core.strategy.parts.average import average_flat
 from exogym_core.strategy.parts.flat import plan_buckets, unflatten
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from torch import nn
+    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
-    from exogym_core.communicator.base import Communicator, Handle
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.optim import OptimSpec
     from exogym_core.strategy.parts.codecs import Codec
+    from exogym_core.strategy.parts.workers import Workers
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "dense_gradient"]
 
@@ -57,7 +62,12 @@ class GradientAverager:
         comm: the ranks that average.
         bucket_bytes: size at which a bucket is closed; the first one at 1 MiB.
         codec: of the gradients on the wire; with one, all of them leave in `average`.
+
+    Attributes:
+        held: what this rank's optimizers update: all parameters here, parts of them where they are sharded.
     """
+
+    held: Sequence[Tensor]
 
     def __init__(
         self,
@@ -66,12 +76,12 @@ class GradientAverager:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         codec: Codec | None = None,
     ) -> None:
-        self.comm, self.codec = comm, codec
+        self.comm, self.codec, self.held = comm, codec, parameters
         self._weight = 1.0
         reverse = parameters[::-1]
         plan = plan_buckets(reverse, bucket_bytes, min(_MIB, bucket_bytes))
         self._buckets = [[reverse[index] for index in bucket] for bucket in plan]
-        self._posted: list[tuple[Tensor, Handle[Tensor] | None]] = []
+        self._posted: list[Callable[[], Tensor]] = []  # each waits for a bucket's average
         self._missing = [len(bucket) for bucket in self._buckets]
         self._listening = False
         self._hooks: list[RemovableHandle] = []
@@ -99,13 +109,32 @@ class GradientAverager:
             return
         for number in range(len(self._posted), len(self._buckets)):
             self._post(number)
-        for bucket, (flat, handle) in zip(self._buckets, self._posted, strict=True):
-            if handle is not None:
-                handle.wait()
-            for parameter, gradient in zip(bucket, unflatten(flat, bucket), strict=True):
-                parameter.grad = gradient
+        for bucket, average in zip(self._buckets, self._averages(), strict=True):
+            self._deliver(bucket, average)
         self._posted = []
         self._missing = [len(bucket) for bucket in self._buckets]
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the norm of the averaged gradients to `max_norm`; returns what it was."""
+        return clip_grad_norm_(self.held, max_norm)
+
+    def share_overflow(self) -> None:
+        """Have all ranks see what is not finite in the averaged gradients; here they are alike anyway."""
+
+    def gather(self) -> None:
+        """After an update: bring `held` to the ranks that hold it not; here everyone has updated it all."""
+
+    def optimizer(self, spec: OptimSpec, model: nn.Module) -> Optimizer:
+        """The optimizer that `spec` makes of `model` on this rank."""
+        return self.build(spec, spec.groups(model))
+
+    def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
+        """The optimizer of parameters or parameter groups on this rank."""
+        return spec.build(groups)
+
+    def between(self, workers: Workers) -> Workers:
+        """How `held` is averaged over workers."""
+        return workers
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -124,10 +153,25 @@ class GradientAverager:
         flat = torch.cat([dense_gradient(parameter).reshape(-1) for parameter in self._buckets[number]])
         if self._weight != 1.0:
             flat *= self._weight
+        self._posted.append(self._exchange(flat))
+
+    # --- what is sent ---------------------------------------------------------------------------------------
+
+    def _exchange(self, flat: Tensor) -> Callable[[], Tensor]:
+        """Send a bucket's gradients; what is returned waits for their average."""
         if self.codec is None:
-            self._posted.append((flat, self.comm.all_reduce(flat, "avg", async_op=True)))
-        else:
-            self._posted.append((average_flat(self.comm, flat, self.codec), None))
+            return self.comm.all_reduce(flat, "avg", async_op=True).wait  # type: ignore[no-any-return]
+        average = average_flat(self.comm, flat, self.codec)
+        return lambda: average
+
+    def _averages(self) -> list[Tensor]:
+        """The averages of all buckets, which have left."""
+        return [wait() for wait in self._posted]
+
+    def _deliver(self, bucket: Sequence[Tensor], average: Tensor) -> None:
+        """Set the gradients of a bucket's parameters."""
+        for parameter, gradient in zip(bucket, unflatten(average, bucket), strict=True):
+            parameter.grad = gradient
 
 
 def _after_accumulation(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:

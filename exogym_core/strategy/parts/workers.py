@@ -32,7 +32,9 @@ class Workers:
     between: Communicator
 
     @classmethod
-    def of(cls, comm: Communicator, ranks_per_worker: int, where: str) -> Workers:
+    def of(
+        cls, comm: Communicator, ranks_per_worker: int, where: str, name: str = "ranks_per_worker"
+    ) -> Workers:
         """Workers of so many consecutive ranks each; called by all ranks of `comm`.
 
         Raises:
@@ -42,8 +44,8 @@ class Workers:
             return cls(None, comm)
         if comm.world_size % ranks_per_worker:
             raise InputError(
-                f"{where}: ranks_per_worker={ranks_per_worker} does not divide the {comm.world_size} ranks; "
-                "every worker has as many"
+                f"{where}: {name}={ranks_per_worker} does not divide the {comm.world_size} ranks; "
+                f"every {name.removeprefix('ranks_per_')} has as many"
             )
         place = comm.rank % ranks_per_worker
         first = comm.rank - place
