@@ -17,7 +17,7 @@ Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
 class _Condition:
     """One link: what the topology says, and what stands above it."""
 
-    __slots__ = ("downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
+    __slots__ = ("dead_since", "downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
 
     def __init__(self, stated: dict[Quantity, float]) -> None:
         self.stated = stated
@@ -27,6 +27,11 @@ class _Condition:
         self.downs: dict[Hashable, None] = {}
         self.in_force = dict(stated)
         self.is_up = True
+        self.dead_since = 0.0
+
+    @property
+    def is_dead(self) -> bool:
+        return not (self.is_up and self.in_force["bits_per_second"])
 
     def value(self, quantity: Quantity) -> float:
         """An event's value stands above a trace's, and that above the topology's; drift multiplies rates."""
@@ -95,6 +100,10 @@ class Conditions:
         """What keeps a link down, its rate aside."""
         return list(self._links[link].downs)
 
+    def dead_since(self, link: int) -> float:
+        """The instant from which on a link that carries nothing has done so."""
+        return self._links[link].dead_since
+
     def is_adrift(self, link: int) -> bool:
         """Whether a link carries nothing just because drift has come to zero, which passes."""
         condition = self._links[link]
@@ -102,7 +111,7 @@ class Conditions:
 
     def _apply(self, link: int) -> None:
         condition, network = self._links[link], self._network
-        is_up = not condition.downs
+        was_dead, is_up = condition.is_dead, not condition.downs
         if is_up != condition.is_up:
             condition.is_up = is_up
             network.set_link_up(link, is_up)
@@ -117,3 +126,5 @@ class Conditions:
                 network.set_latency(link, value)
             else:
                 network.set_loss(link, value)
+        if condition.is_dead and not was_dead:
+            condition.dead_since = network.env.now

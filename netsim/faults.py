@@ -19,6 +19,7 @@ the names of the link's ends: the same weather whatever else goes on.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,12 +31,12 @@ from netsim.clock import Clock
 from netsim.conditions import Conditions, Quantity
 from netsim.errors import DeadlockError, InputError
 from netsim.network import Network
-from netsim.outage import can_go_on, dead_links, drop_transfers, transfers_waiting
+from netsim.outage import Waiting, can_go_on, dead_links, drop_transfers, end_transfer, transfers_waiting
 from netsim.traffic import BackgroundConnection, BackgroundTraffic, drift_factors
 from netsim.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Collection, Hashable, Iterator
 
 __all__ = ["Entry", "Faults"]
 
@@ -69,8 +70,8 @@ class Faults:
         weather: what happens; None: what the network's topology says.
 
     Attributes:
-        on_stuck: called with a line that names the dead links or hosts when those who wait have no hope; by
-            default raises DeadlockError.
+        on_stuck: called with a line that names the dead links or hosts when those who wait have no hope, or
+            their connection is given up; by default raises DeadlockError.
     """
 
     def __init__(self, network: Network, weather: Weather | None = None) -> None:
@@ -79,8 +80,10 @@ class Faults:
         self._steps: list[tuple[float, int, _Step, Iterator[_Step]]] = []
         self._num_entries = 0
         self._links_of_host: dict[int, tuple[int, ...]] = {}
+        self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
         self._turn_at = math.inf
         self.on_stuck: Callable[[str], None] = _give_up
+        network.on_give_up = self._give_up_transfer
         given = network.topology.weather if weather is None else weather
         entries: list[Entry] = [*given.link_events, *given.host_events, *given.traces]
         for entry in [*entries, *given.background, *given.drift]:
@@ -109,20 +112,40 @@ class Faults:
         """A line on what keeps transfers from ever moving again."""
         network = self._network
         waiting = transfers_waiting(network, _is_background)
-        dead = sorted({link for each in waiting for link in each.links} or dead_links(network))
-        causes = {cause for link in dead for cause in self._conditions.causes(link)}
-        crashed = sorted({cause.host for cause in causes if isinstance(cause, _Crash)})
-        at_crashed = {link for host in crashed for link in self._links_at(host)}
-        hosts, links = network.topology.hosts, network.topology.links
-        parts = [f"host {hosts[host].name} has crashed for ever" for host in crashed]
-        parts += [
-            f"link {links[link].source}->{links[link].target} is dead for ever"
-            for link in dead
-            if link not in at_crashed
-        ]
-        more = len(parts) - _MOST_NAMES
-        told = ", ".join(parts[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-        return told or "the network will never finish what is waited for"
+        dead = {link for each in waiting for link in each.links} or dead_links(network)
+        return self._told(dead) or "the network will never finish what is waited for"
+
+    def _told(self, dead: Collection[int]) -> str:
+        """Which hosts and links keep transfers or ranks waiting, and for how long."""
+        network, conditions = self._network, self._conditions
+        causes = {cause for link in dead for cause in conditions.causes(link)}
+        crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
+        crashed.update(+network.downtime.awaited)
+        told, at_crashed = defaultdict[str, list[str]](list), set[int]()
+        for host in sorted(crashed):
+            at_host, since = self._links_at(host), network.downtime.since(host)
+            at_crashed.update(at_host)
+            fate = f"crashed at {self._told_since(since, at_host)}"
+            told[fate].append(f"host {network.topology.hosts[host].name}")
+        for link in sorted(set(dead) - at_crashed):
+            ends, since = network.topology.links[link], conditions.dead_since(link)
+            told[f"went dead at {self._told_since(since, (link,))}"].append(
+                f"link {ends.source}->{ends.target}"
+            )
+        return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
+
+    def _told_since(self, since: float | None, dead: Collection[int]) -> str:
+        if not self._may_come_back(dead):
+            return f"{since:.10g} s and never comes back"
+        protocol = self._network.protocol
+        return f"{since:.10g} s and stayed so for longer than {protocol.name} waits ({protocol.give_up_seconds:g} s)"
+
+    def _give_up_transfer(self, waiting: Waiting) -> None:
+        """A connection is given up: others' traffic is lost, and for everybody else the run ends."""
+        if _is_background(waiting.connection):
+            end_transfer(self._network, waiting.number)
+        else:
+            self.on_stuck(self._told(waiting.links))
 
     # -- the clock -------------------------------------------------------------------------------------------
 
@@ -189,13 +212,17 @@ class Faults:
             return False
         if can_go_on(network, _is_background):
             return False
-        dead = dead_links(network)
+        if self._may_come_back(dead_links(network)):
+            return False
+        if network.before_change is not None or +network.downtime.awaited:
+            return True  # a collective that is kept off the network, or who stands still on a host
+        return bool(transfers_waiting(network, _is_background))
+
+    def _may_come_back(self, dead: Collection[int]) -> bool:
+        """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
         if any(self._conditions.is_adrift(link) for link in dead):
-            return False
-        if any(not dead.isdisjoint(step.revives) for _, _, step, _ in self._steps):
-            return False
-        # Collectives that are kept off the network wait as well.
-        return bool(transfers_waiting(network, _is_background)) or network.before_change is not None
+            return True
+        return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
 
     # -- what entries do -------------------------------------------------------------------------------------
 
@@ -240,17 +267,24 @@ class Faults:
         yield _Step(event.at_seconds, lambda: self._crash(crash), over)
         if event.for_seconds is not None:
             end = event.at_seconds + event.for_seconds
-            yield _Step(end, lambda: self._conditions.lift(links, crash), frozenset(links))
+            yield _Step(end, lambda: self._end_crash(crash), frozenset(links))
 
     def _crash(self, crash: _Crash) -> None:
+        self._crashes[crash.host].add(crash)
         self._conditions.put_down(self._links_at(crash.host), crash)
         drop_transfers(self._network, crash.host)
+        self._network.downtime.begin(crash.host)
+
+    def _end_crash(self, crash: _Crash) -> None:
+        causes = self._crashes[crash.host]
+        causes.discard(crash)
+        self._conditions.lift(self._links_at(crash.host), crash)
+        if not causes:
+            self._network.downtime.end(crash.host)
 
     def _bring_back(self, host: int) -> None:
-        for link in self._links_at(host):
-            for cause in self._conditions.causes(link):
-                if isinstance(cause, _Crash) and cause.host == host:
-                    self._conditions.lift((link,), cause)
+        for crash in list(self._crashes[host]):
+            self._end_crash(crash)
 
     def _links_at(self, host: int) -> tuple[int, ...]:
         """The links that begin or end at a host."""
@@ -316,6 +350,11 @@ def _check(entry: Entry, num_links: int, num_hosts: int) -> None:
         raise InputError(f"{entry}: {problem}")
 
 
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 def _give_up(reason: str) -> None:
     raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
 
@@ -327,4 +366,4 @@ def _is_background(connection: Hashable) -> bool:
 def _is_ours(event: simpy.Event) -> bool:
     """Whether an event on the clock is a turn of a network or of its weather, which help nobody by themselves."""
     owners = [getattr(callback, "__self__", None) for callback in event.callbacks or ()]
-    return bool(owners) and all(isinstance(owner, Network | Faults) for owner in owners)
+    return all(isinstance(owner, Network | Faults) for owner in owners)

@@ -19,10 +19,11 @@ from simpy.events import EventPriority
 from netsim.capacity import Capacity
 from netsim.channel import Channel
 from netsim.clock import Clock
+from netsim.downtime import Downtime
 from netsim.errors import InputError
 from netsim.neighbours import Neighbourhoods
 from netsim.observer import Observer
-from netsim.outage import follow_paths, go_on_unless_cut, hold_if_cut, is_cut
+from netsim.outage import Waiting, follow_paths, give_up, go_on_unless_cut, hold_if_cut, is_cut, not_given_up
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
 from netsim.tcp import Window, share_weight
@@ -59,6 +60,9 @@ class Network:
         version: grows whenever a capacity, a latency or a loss changes.
         dropped_bytes: payload of transfers that were ended by force, as far as it had not come through.
         stage: what collectives keep with this network.
+        downtime: which hosts have crashed.
+        on_give_up: called with a transfer whose connection is given up (`Protocol.give_up_seconds`); it goes on
+            waiting if that returns. By default raises DeadlockError.
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class Network:
         self.version = 0
         self.dropped_bytes = 0.0
         self.stage: Any = None
+        self.downtime = Downtime(env)
+        self.on_give_up: Callable[[Waiting], None] = not_given_up
         self._sent: list[tuple[int, Callable[[], None]]] = []  # to be told at the end of this instant
         self._capacity = Capacity(topology.bits_per_second, self.protocol)
 
@@ -266,6 +272,9 @@ class Network:
         delivered: list[tuple[int, int, float]] = []
         while due := transfers.due_at(now):
             for slot in due:
+                if slot in transfers.held:
+                    give_up(self, slot)
+                    continue
                 under_way = self._go_on(slot, now) if slot in self._neighbours else self._begin(slot, now)
                 if not under_way:
                     num_bytes = float(transfers.size[slot])
@@ -284,7 +293,7 @@ class Network:
             and (num_bytes == 0 or channel.window is not None)
             and is_cut(self, channel.path)
         ):
-            transfers.hold(slot)
+            transfers.hold(slot, now + self.protocol.give_up_seconds)
             return True
         if num_bytes == 0 or not channel.path.links:
             if channel.window is not None:

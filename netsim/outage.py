@@ -5,9 +5,12 @@ Knows the inside of `Network`, so that others need not.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -21,11 +24,15 @@ __all__ = [
     "can_go_on",
     "dead_links",
     "drop_transfers",
+    "end_transfer",
     "follow_paths",
+    "give_up",
     "go_on_unless_cut",
     "hold_if_cut",
     "is_cut",
     "is_in_flight",
+    "may_give_up",
+    "not_given_up",
     "transfers_waiting",
 ]
 
@@ -35,10 +42,14 @@ class Waiting:
     """A transfer that no byte of can move.
 
     Attributes:
+        number: its id.
+        connection: as its sender calls it.
         source, target: its hosts.
         links: the dead links it would have to cross.
     """
 
+    number: int
+    connection: Hashable
     source: int
     target: int
     links: tuple[int, ...]
@@ -68,12 +79,9 @@ def drop_transfers(network: Network, host: int) -> None:
     resend: list[Callable[[], int]] = []
     for number, channel in victims:
         on_delivered, on_sent, on_dropped = network._callbacks[number]
-        slot = network._slots[number]
-        size = float(network._transfers.size[slot])
-        order = int(network._transfers.order[slot])
-        network.abort(number)
+        size = float(network._transfers.size[network._slots[number]])
+        end_transfer(network, number)
         if on_dropped is not None:
-            network._sent.append((order, on_dropped))
             continue
         resend.append(
             partial(
@@ -92,6 +100,15 @@ def drop_transfers(network: Network, host: int) -> None:
             del network._channels[key]
     for send in resend:
         send()
+
+
+def end_transfer(network: Network, number: int) -> None:
+    """End a transfer that is under way by force, and tell its sender if it wants to hear of it."""
+    order = int(network._transfers.order[network._slots[number]])
+    *_, on_dropped = network._callbacks[number]
+    network.abort(number)
+    if on_dropped is not None:
+        network._sent.append((order, on_dropped))
 
 
 def follow_paths(network: Network, changed: list[Path]) -> None:
@@ -132,7 +149,7 @@ def hold_if_cut(network: Network, slot: int) -> None:
     left, through = network._transfers.drain(slot, now)
     if not through:
         channel.window.end(now, left)
-        network._transfers.hold(slot)
+        network._transfers.hold(slot, now + network.protocol.give_up_seconds)
         network._neighbours.touch_slot(slot)
 
 
@@ -150,6 +167,25 @@ def go_on_unless_cut(network: Network, slot: int) -> None:
         network._accept(slot, channel.window.start(now, left), left, now)
 
 
+def give_up(network: Network, slot: int) -> None:
+    """A transfer has been held up for longer than its protocol waits."""
+    network._transfers.hold(slot, math.inf)
+    network.on_give_up(_waiting(network, slot, network._of_slot[slot]))
+
+
+def may_give_up(network: Network) -> bool:
+    """Whether links are dead that connections would be given up for: then time matters to what waits."""
+    return bool(network._capacity.dead) and network.protocol.give_up_seconds < math.inf
+
+
+def not_given_up(waiting: Waiting) -> NoReturn:
+    """Raise DeadlockError for a transfer that nobody gives up."""
+    raise DeadlockError(
+        f"transfer {waiting.number} from host {waiting.source} to host {waiting.target} cannot cross "
+        f"links {list(waiting.links)}, which are dead for longer than its protocol waits: bring them back in time"
+    )
+
+
 def can_go_on(network: Network, ignored: Callable[[Hashable], bool]) -> bool:
     """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
     if network._sent:
@@ -159,15 +195,18 @@ def can_go_on(network: Network, ignored: Callable[[Hashable], bool]) -> bool:
 
 def transfers_waiting(network: Network, ignored: Callable[[Hashable], bool]) -> list[Waiting]:
     """The transfers that dead links keep from moving, those of connections that are `ignored` aside."""
-    dead = network._capacity.dead
-    found = []
-    for slot, channel in _first(network, ignored):
-        if _is_stuck(network, slot, channel):
-            path = channel.path
-            crossed = path.links + path.back if network.protocol.ack_share else path.links
-            links = tuple(link for link in crossed if link in dead)
-            found.append(Waiting(path.source, path.target, links))
-    return found
+    return [
+        _waiting(network, slot, channel)
+        for slot, channel in _first(network, ignored)
+        if _is_stuck(network, slot, channel)
+    ]
+
+
+def _waiting(network: Network, slot: int, channel: Channel) -> Waiting:
+    path, number = channel.path, int(network._transfers.number[slot])
+    crossed = path.links + path.back if network.protocol.ack_share else path.links
+    links = tuple(link for link in crossed if network._capacity.is_dead(link))
+    return Waiting(number, _connection(network, channel), path.source, path.target, links)
 
 
 def _first(network: Network, ignored: Callable[[Hashable], bool]) -> Iterator[tuple[int, Channel]]:

@@ -43,6 +43,8 @@ class Protocol:
         rendezvous: data leave only when the receiver's note has arrived; honoured by collectives.
         software_seconds: what sending one message costs besides the network, added to its latency.
         collectives_in_flight: collectives of one group that run at once; honoured by the kernel.
+        give_up_seconds: a connection is given up when a dead link has let no byte of its transfer through for
+            longer.
     """
 
     name: str = "ideal"
@@ -60,6 +62,7 @@ class Protocol:
     rendezvous: bool = False
     software_seconds: float = 0.0
     collectives_in_flight: int = 1
+    give_up_seconds: float = math.inf
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
@@ -149,6 +152,10 @@ _LINUX_TCP = Protocol(
     payload_share=_SEGMENT_BYTES / _FRAME_BYTES,
     ack_share=_ACK_BYTES / (2 * _SEGMENT_BYTES),
     rtt_bias=True,
+    # net.ipv4.tcp_retries2 = 15: what ten time-outs from 0.2 s on, each twice the one before, and then six of
+    # 120 s come to (Linux, Documentation/networking/ip-sysctl.rst). It is the least: the time-out that is
+    # running by then comes to its end first.
+    give_up_seconds=924.6,
 )
 
 PRESETS: dict[str, Protocol] = {

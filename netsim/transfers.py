@@ -88,13 +88,13 @@ class Transfers:
         self.held.discard(slot)
         self._free.append(slot)
 
-    def hold(self, slot: int) -> None:
-        """Let nothing happen to a slot by itself, and no byte come through, until it is taken from `held`."""
+    def hold(self, slot: int, until: float) -> None:
+        """Let no byte of a slot come through until it is taken from `held`; it is due again at `until`."""
         self.held.add(slot)
-        self.timer[slot] = math.inf
+        self.timer[slot] = until
         self.stop[slot] = 0.0
         self.cap[slot] = 0.0
-        self.set_due(slot, math.inf)
+        self.set_due(slot, until)
 
     def set_due(self, slot: int, instant: float) -> None:
         """Say when something next happens to a slot by itself."""

@@ -270,12 +270,14 @@ def test_a_link_that_is_down_for_ever_is_named_with_who_waits(weather: dict[str,
     with pytest.raises(DeadlockError) as told:
         play_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
     line = str(told.value).splitlines()[0]
-    assert "link switch->b is dead for ever" in line
+    assert "link switch->b went dead at 0.5 s and never comes back" in line
     assert "transfer 2 (a to b, 1000000 bytes) can never arrive" in line
 
 
 def test_a_host_that_never_returns_is_named() -> None:
-    with pytest.raises(DeadlockError, match=r"^host b has crashed for ever, and transfer 1 \(a to b"):
+    with pytest.raises(
+        DeadlockError, match=r"^host b crashed at 0.1 s and never comes back, and transfer 1 \(a to b"
+    ):
         finish(star(events=[{"host": "b", "at": "0.1 s", "crash": True}]), (0.5, "a", "b", 1.0))
 
 
@@ -302,7 +304,7 @@ def test_drift_to_nothing_passes() -> None:
 def test_recurring_weather_keeps_no_collective_alive() -> None:
     topology = star(events=FOREVER, **RECURRING)
     made = schedule("all_reduce", 3, num_bytes=3 * MEGABYTE)
-    with pytest.raises(DeadlockError, match="is dead for ever"):
+    with pytest.raises(DeadlockError, match=r"went dead at 0.5 s and never comes back"):
         time_collective(topology, Protocol.parse("ideal"), made, (A, B, C))
 
 
@@ -318,7 +320,7 @@ def test_ranks_that_wait_for_a_dead_link_are_told(weather: dict[str, Any], proto
     with pytest.raises(DeadlockError) as told:
         run_ranks(body, 3, star(events=FOREVER, **weather), protocol=protocol)
     line = str(told.value).splitlines()[0]
-    assert "is dead for ever" in line
+    assert "went dead at 0.5 s and never comes back" in line
     assert "rank 0 in all_reduce, rank 1 in all_reduce, rank 2 in all_reduce wait" in line
 
 
@@ -335,6 +337,77 @@ def test_ranks_meet_the_weather_of_their_topology() -> None:
     assert seconds(events=[both("b", at="0.1 s", down=True, **{"for": "2 s"})]) == pytest.approx(calm + 2)
     crashed = seconds(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "2 s"}])
     assert calm + 2 < crashed < 2 * calm + 2
+
+
+# -- TCP gives up --------------------------------------------------------------------------------------------
+
+GIVES_UP = 924.6
+
+
+def out_of_order(seconds: float) -> Topology:
+    return star(events=[both("b", at="0.5 s", down=True, **{"for": f"{seconds} s"})])
+
+
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+def test_tcp_gives_up_on_a_link_that_is_dead_for_too_long(protocol: str) -> None:
+    topology = out_of_order(1000)
+    with pytest.raises(DeadlockError) as told:
+        finish(topology, ONE, protocol=protocol)
+    assert str(told.value) == (
+        f"link b->switch, link switch->b went dead at 0.5 s and stayed so for longer than {protocol} waits (924.6 s), "
+        "and transfer 1 (a to b, 1000000 bytes) can never arrive: let an event bring it back"
+    )
+    assert finish(topology, (0.0, "a", "c", MEGABYTE), (2000.0, "a", "b", 1.0), protocol=protocol)
+    assert finish(topology, ONE, protocol="ideal") == [1001.02]
+    assert 1 + GIVES_UP - 1 < finish(out_of_order(GIVES_UP), ONE, protocol=protocol)[0] < GIVES_UP + 1.5
+
+
+def test_tcp_gives_up_when_it_has_tried_for_long_enough_itself() -> None:
+    topology = out_of_order(1000)
+    assert finish(topology, (100.0, "a", "b", MEGABYTE), protocol="linux-tcp")[0] == pytest.approx(
+        1001.6, abs=0.1
+    )
+    with pytest.raises(DeadlockError, match=r"went dead at 0.5 s and stayed so"):
+        finish(topology, (75.0, "a", "b", MEGABYTE), protocol="linux-tcp")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+def test_ranks_whose_connection_is_given_up_are_told(protocol: str, num_ranks: int) -> None:
+    import torch
+
+    def body(comm: Any) -> None:
+        comm.advance(1.0)  # when the link is dead already: nothing of it is kept off the network
+        comm.all_reduce(torch.zeros(250_000))
+
+    with pytest.raises(DeadlockError) as told:
+        run_ranks(body, num_ranks, out_of_order(1000), protocol=protocol)
+    line = str(told.value)
+    assert line.startswith(
+        f"link b->switch, link switch->b went dead at 0.5 s and stayed so for longer than {protocol} waits (924.6 s)"
+    )
+    assert "rank 0 in all_reduce, rank 1 in all_reduce" in line
+    assert run_ranks(body, num_ranks, out_of_order(900), protocol=protocol).virtual_seconds == pytest.approx(
+        900.5, abs=30
+    )
+
+
+def test_a_host_that_is_away_for_too_long_is_given_up() -> None:
+    topology = star(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "1000 s"}])
+    told = r"^host b crashed at 0.1 s and stayed so for longer than linux-tcp waits \(924.6 s\), and transfer 1 \(a"
+    with pytest.raises(DeadlockError, match=told):
+        finish(topology, (0.5, "a", "b", 1.0), protocol="linux-tcp")
+
+
+def test_background_that_is_given_up_is_lost_and_counted() -> None:
+    clock = Clock()
+    network = Network(clock, out_of_order(1000), "linux-tcp")
+    faults = Faults(network)
+    faults.add(Background(A, B, num_bytes=MEGABYTE, every_seconds=50.0, stop_seconds=50.0))
+    clock.run(until=2000)
+    assert network.num_in_flight == 0
+    assert network.link_bytes.max() + network.dropped_bytes == pytest.approx(MEGABYTE)
+    assert network.link_bytes.max() < MEGABYTE / 2
 
 
 # -- collectives: every tier agrees with events ---------------------------------------------------------------

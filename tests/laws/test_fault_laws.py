@@ -298,8 +298,8 @@ def held_transfers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def windows_forget_what_they_drained(patch: pytest.MonkeyPatch) -> None:
     right = Transfers.hold
 
-    def hold(self: Transfers, slot: int) -> None:
-        right(self, slot)
+    def hold(self: Transfers, slot: int, until: float) -> None:
+        right(self, slot, until)
         self.remaining[slot] = self.size[slot]
 
     patch.setattr(Transfers, "hold", hold)
