@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import traceback
-import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from exogym_core.names import visible, visible_text
+from exogym_core.runs import resume_run, show_report, stdout, train
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.usage import CommandGroup, usage_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from exogym_core.experiment import Experiment
-    from exogym_core.record import RunFolder
 
 __all__ = ["main"]
 
 # torch, matplotlib and what imports them are imported inside commands: `netgym --help` answers at once.
-
-_PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
-_WIDEST_TABLE = 200  # there
 
 
 @dataclass
@@ -150,7 +144,7 @@ def run(
     given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy}
     if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return _resume(resume, trace=trace)
+        return resume_run(resume, trace=trace)
     assert experiment is not None
     loaded = _load(experiment, topology, protocol, overrides, scale)
     if strategy is not None:
@@ -161,7 +155,7 @@ def run(
             f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
-    return _train(loaded, out, trace=trace)
+    return train(loaded, out, trace=trace)
 
 
 @cli.command()
@@ -179,9 +173,9 @@ def compare(
     given = {"set": overrides, "scale": scale, "out": out}
     if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return _resume(resume)
+        return resume_run(resume)
     assert experiment is not None
-    return _train(_load(experiment, topology, protocol, overrides, scale), out)
+    return train(_load(experiment, topology, protocol, overrides, scale), out)
 
 
 @cli.command()
@@ -191,7 +185,7 @@ def report(run_folder: Path) -> None:
     """Build the plots and the page of RUN again, from its metrics."""
     from exogym_core.record import RunFolder
 
-    _report(RunFolder.open(run_folder))
+    show_report(RunFolder.open(run_folder))
 
 
 @cli.command()
@@ -221,7 +215,7 @@ def list_names(what: str | None) -> None:
 
     if what is not None and what not in SECTIONS:
         raise unknown_name("list", what, SECTIONS)
-    console = _stdout()
+    console = stdout()
     for section in [what] if what is not None else SECTIONS:
         console.print(Text(section, style="bold"))
         for name, description in SECTIONS[section]():
@@ -287,11 +281,6 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=plain_width)
-
-
 def _load(
     path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str], scale: str | None
 ) -> Experiment:
@@ -303,101 +292,3 @@ def _load(
     given = {"topology": topology, "protocol": protocol}
     options = {key: value for key, value in given.items() if value is not None}
     return Experiment.load(path, list(overrides), options, scale)
-
-
-def _train(experiment: Experiment, out: str | None, *, trace: bool = False) -> None:
-    from exogym_core.record import RunFolder
-
-    with _interruptible(len(experiment.strategies)) as begin:
-        folder = begin(RunFolder.create(out, str(experiment.settings.name)))
-        try:
-            folder.write_text("experiment.yaml", experiment.to_yaml())
-            folder.write_environment()
-            _compare(experiment, folder, trace=trace)
-            _report(folder)
-        except InputError:
-            # Found before any training: such as data that are not where the task was told to look.
-            if not folder.read_summary():
-                folder.discard()
-            raise
-
-
-def _resume(path: Path, *, trace: bool = False) -> None:
-    """Go on with what was stopped, as its folder says; leave alone what is finished."""
-    from exogym_core.experiment import Experiment
-    from exogym_core.record import RunFolder
-
-    folder = RunFolder.open(path)
-    experiment = Experiment.load(path / "experiment.yaml")
-    if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
-        click.echo(f"{visible(path)}: this run is finished and left as it is")
-        click.echo(str(path))
-        return
-    with _interruptible(len(experiment.strategies)) as begin:
-        begin(folder).clean()
-        folder.log("resumed")
-        _compare(experiment, folder, resume=True, trace=trace)
-        _report(folder)
-
-
-@contextmanager
-def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFolder]]:
-    """Ctrl-C and SIGTERM end what is inside in order; the function takes the folder to speak of."""
-    from exogym_core.signals import Interruption
-
-    folders: list[RunFolder] = []
-
-    def begin(folder: RunFolder) -> RunFolder:
-        folders.append(folder)
-        return folder
-
-    with Interruption() as interruption:
-        try:
-            yield begin
-        except KeyboardInterrupt:
-            for folder in folders:
-                folder.log("interrupted")
-                click.echo(_interrupted(folder, num_strategies), err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
-
-
-def _interrupted(folder: RunFolder, num_strategies: int) -> str:
-    path = visible(folder.path)
-    if len(folder.finished()) == num_strategies:
-        return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
-    return (
-        f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}; "
-        f"to go on: netgym compare --resume {path}"
-    )
-
-
-def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False, trace: bool = False) -> None:
-    from exogym_core.comparison import compare
-    from exogym_core.progress import progress_for
-
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        line = f"warning: {visible(message, 500)}"
-        console.print(Text(line), soft_wrap=True)
-        folder.log(line)
-
-    console = Console(stderr=True)
-    with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        compare(experiment, folder, progress, resume=resume, trace=trace)
-
-
-def _report(folder: RunFolder) -> None:
-    """Write the page, and print table, sentence, digest and, as the last line, the folder."""
-    from exogym_core.report import Results, rich_table, verdict, write_report
-
-    write_report(folder)
-    results = Results.load(folder)
-    decision = verdict(results)
-    _stdout(_WIDEST_TABLE).print(rich_table(results, winner=decision.winner))
-    console = _stdout()
-    console.print()
-    console.print(Text(decision.text))
-    console.print()
-    console.print(Text(f"digest {folder.digest()}"))
-    click.echo(str(folder.path))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from rich.console import Console
 
 from exogym_core.names import visible
 from exogym_core.record import RunFolder
 from exogym_core.report import Results, table_cells, table_headings, verdict, write_report
-from exogym_core.report.table import ratio
+from exogym_core.report.table import ratio, rich_table
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,8 +98,41 @@ class TestTable:
     def test_ratio(self, baseline: float, value: float | None, text: str) -> None:
         assert ratio(baseline, value) == text
 
+    @pytest.mark.parametrize("width", [50, 80, 100, 120])
+    def test_a_narrow_terminal_gets_fewer_columns_but_whole_cells(self, tmp_path: Path, width: int) -> None:
+        results = Results.load(run_folder(tmp_path, [*two(), entry("SPARTA+DiLoCo")]))
+        table, left_out = rich_table(results, width=width)
+        console = Console(width=width, file=io.StringIO())
+        console.print(table)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "\N{HORIZONTAL ELLIPSIS}" not in text
+        assert len(text.splitlines()) == 3 + 3 + 2, "a row of the table is one line"
+        shown = set(range(10)) - {table_headings(results).index(heading) for heading in left_out}
+        for cells in table_cells(results):
+            assert any(line.split() == " ".join(cells[each] for each in sorted(shown)).split()
+                       for line in text.splitlines())  # fmt: skip
+        assert bool(left_out) == (width < 102)
+
+    def test_what_no_strategy_knows_takes_no_column_of_a_terminal(self, tmp_path: Path) -> None:
+        results = Results.load(run_folder(tmp_path, [entry("DiLoCo", accuracy=None)]))
+        table, left_out = rich_table(results, width=200)
+        assert [str(column.header) for column in table.columns][:3] == [
+            "strategy",
+            "final\nloss",
+            "virtual\ntime",
+        ]
+        assert not left_out
+
 
 class TestVerdict:
+    def test_who_is_alone_is_not_first(self, tmp_path: Path) -> None:
+        text = verdict(Results.load(run_folder(tmp_path, [entry("DiLoCo")]))).text
+        assert text.startswith("DiLoCo reaches loss 0.3, after 50 s of virtual time.")
+
+    def test_who_was_stopped_before_its_first_word_is_not_called_silent(self, tmp_path: Path) -> None:
+        entries = [entry("AllReduce"), entry("DiLoCo", bytes_sent_per_worker=0, incomplete=True)]
+        assert "sent nothing" not in verdict(Results.load(run_folder(tmp_path, entries))).text
+
     def test_who_reaches_the_target_first_wins_and_the_reason_is_told(self, tmp_path: Path) -> None:
         decision = verdict(Results.load(run_folder(tmp_path, two())))
         assert decision.winner == "DiLoCo"
@@ -189,6 +224,7 @@ PAYLOADS = [
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "main", "h1", "h2", "p", "div", "dl", "dt"),
     *("dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption", "code", "pre"),
+    *("details", "summary"),
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["ratio", "rich_table", "table_cells", "table_headings"]
 
 _UNKNOWN = "-"
+_GAP = 2  # between columns of a terminal's table
+_LEAST_NEEDED = (7, 8, 9, 2, 6, 5)  # columns in the order in which a narrow terminal goes without them
 
 
 def table_headings(results: Results) -> list[str]:
@@ -41,17 +44,37 @@ def table_cells(results: Results) -> list[list[str]]:
     return [_cells(results, result) for result in results.strategies]
 
 
-def rich_table(results: Results, *, winner: str | None = None) -> Table:
-    """The table for a terminal; the winner's row is bold."""
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
-    for position, heading in enumerate(table_headings(results)):
-        # Narrow: one word a line, so that the table fits a terminal of 100 columns.
-        words = Text("\n".join(heading.split(" ", 1)))
-        table.add_column(words, justify="left" if position == 0 else "right", no_wrap=position == 0)
-    for result, cells in zip(results.strategies, table_cells(results), strict=True):
+def rich_table(
+    results: Results, *, winner: str | None = None, width: int = 10_000
+) -> tuple[Table, list[str]]:
+    """The table for a terminal of `width` columns, and the headings that found no room there.
+
+    The winner's row is bold. Columns of which nothing is known are left out.
+    """
+    headings, rows = table_headings(results), table_cells(results)
+    widths = [
+        max(cell_len(text) for text in [*_lines(heading), *(row[column] for row in rows)])
+        for column, heading in enumerate(headings)
+    ]
+    known = [column for column in range(len(headings)) if any(row[column] != _UNKNOWN for row in rows)]
+    shown = known or [0]
+    for column in _LEAST_NEEDED:
+        if sum(widths[each] + _GAP for each in shown) > width:
+            shown = [each for each in shown if each != column]
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for column in shown:
+        justify: Literal["left", "right"] = "right" if column else "left"
+        table.add_column(Text("\n".join(_lines(headings[column]))), justify=justify, no_wrap=True)
+    for result, cells in zip(results.strategies, rows, strict=True):
         # As `Text`, since markup in a name would be obeyed.
-        table.add_row(*map(Text, cells), style="bold green" if result.name == winner else "")
-    return table
+        style = "bold green" if result.name == winner else ""
+        table.add_row(*(Text(cells[column]) for column in shown), style=style)
+    return table, [headings[column] for column in known if column not in shown]
+
+
+def _lines(heading: str) -> list[str]:
+    """Narrow: one word a line, two at the most in all."""
+    return heading.split(" ", 1)
 
 
 def ratio(baseline: float | None, value: float | None) -> str:

@@ -53,8 +53,9 @@ def _won_by_time(results: Results, reached: Sequence[StrategyResult]) -> Verdict
     seconds = winner.virtual_seconds_to_target
     assert seconds is not None
     name = visible(winner.name, 40)
+    first = " first" if len(results.strategies) > 1 else ""
     text = (
-        f"{name} reaches loss {results.target_loss:g} first, after {format_seconds(seconds)} of virtual time"
+        f"{name} reaches loss {results.target_loss:g}{first}, after {format_seconds(seconds)} of virtual time"
     )
     text += f"{_lead(results, reached)}.{_why(winner, results.baseline)}"
     others = [result for result in results.strategies if result not in reached and not result.incomplete]
@@ -130,7 +131,8 @@ def _silent(results: Results) -> str:
     workers = results.settings.get("workers")
     if not isinstance(workers, dict) or workers.get("count") == 1:
         return ""
-    silent = [visible(one.name, 40) for one in results.strategies if one.bytes_sent_per_worker == 0]
+    ended = [one for one in results.strategies if not one.incomplete]
+    silent = [visible(one.name, 40) for one in ended if one.bytes_sent_per_worker == 0]
     if not silent:
         return ""
     steps = results.settings.get("steps")
