@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -197,14 +198,14 @@ class ShardedReplica(GradientAverager):
         Raises:
             InputError: it is one of those that need whole matrices.
         """
-        optimizer = spec.build([self._in_pieces(group) for group in groups])
-        name = type(optimizer).__name__
+        factory = spec.cls.func if isinstance(spec.cls, partial) else spec.cls
+        name = getattr(factory, "__name__", "")
         if name in _NEED_WHOLE_MATRICES:
             raise InputError(
                 f"sharding={self.sharding.name!r}: {name} needs whole matrices and shards cut them; take an "
                 "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'"
             )
-        return optimizer
+        return spec.build([self._in_pieces(group) for group in groups])
 
     def between(self, workers: Workers) -> Workers:
         """This rank's shard is averaged with its like of other workers, by its copies in turns."""
