@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     import simpy
 
@@ -22,7 +22,7 @@ class Outage(NamedTuple):
 
 
 class Downtime:
-    """The hosts of a network that are down, and those that wait for them.
+    """The hosts of a network that are down, and who waits for them.
 
     Args:
         env: whose clock it goes by.
@@ -30,27 +30,31 @@ class Downtime:
     Attributes:
         outages: all that are over, in the order in which they ended.
         awaited: hosts that somebody waits for, each with how many do.
+        on_crash: called with a host that goes down.
     """
 
     def __init__(self, env: simpy.Environment) -> None:
         self.outages: list[Outage] = []
         self.awaited: Counter[int] = Counter()
+        self.on_crash: Callable[[int], None] = _nobody
         self._env = env
         self._since: dict[int, float] = {}
-        self._next_crash: dict[int, simpy.Event] = {}
-        self._next_return: dict[int, simpy.Event] = {}
+        self._returns: dict[int, simpy.Event] = {}
 
     def begin(self, host: int) -> None:
         """A host goes down; nothing where it is down already."""
         if host not in self._since:
             self._since[host] = self._env.now
-            _happen(self._next_crash, host)
+            self.on_crash(host)
 
     def end(self, host: int) -> None:
         """A host is back; nothing where it was up."""
-        if host in self._since:
-            self.outages.append(Outage(host, self._since.pop(host), self._env.now))
-            _happen(self._next_return, host)
+        if host not in self._since:
+            return
+        self.outages.append(Outage(host, self._since.pop(host), self._env.now))
+        returned = self._returns.pop(host, None)
+        if returned is not None:
+            returned.succeed()
 
     def since(self, host: int) -> float | None:
         """The instant from which on a host has been down; None where it is up."""
@@ -60,19 +64,15 @@ class Downtime:
         """What has not ended, by host."""
         return [Outage(host, since) for host, since in sorted(self._since.items())]
 
-    def next_crash(self, host: int) -> simpy.Event:
-        """Happens when a host that is up goes down."""
-        return self._next_crash.setdefault(host, self._env.event())
-
     def until_up(self, host: int) -> Generator[simpy.Event, None, None]:
         """Waits as long as a host is down."""
         self.awaited[host] += 1
         while host in self._since:
-            yield self._next_return.setdefault(host, self._env.event())
+            if host not in self._returns:
+                self._returns[host] = self._env.event()
+            yield self._returns[host]
         self.awaited[host] -= 1
 
 
-def _happen(events: dict[int, simpy.Event], host: int) -> None:
-    event = events.pop(host, None)
-    if event is not None:
-        event.succeed()
+def _nobody(host: int) -> None:
+    """Nobody computes there."""

@@ -14,7 +14,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from simpy import Interrupt
 
 from netsim.clock import Clock, on_grid
 from netsim.errors import DeadlockError
@@ -32,11 +34,14 @@ from netsim.requests import (
     Request,
     Wait,
 )
+from netsim.spans import Diary, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     import simpy
+
+    from netsim.downtime import Downtime
 
 __all__ = [
     "Advance",
@@ -67,25 +72,6 @@ class StampedRow(NamedTuple):
     compute_seconds: float
     exposed_seconds: float
     row: Mapping[str, Any]
-
-
-class Span(NamedTuple):
-    """Something that a rank did for a while.
-
-    Attributes:
-        rank: whose.
-        kind: `compute`; `communication`, from the Post of a call until it is done; `wait`, for such a call.
-        name: the call's op; the kind where there is none.
-        begin_seconds, end_seconds: when.
-        num_bytes: the call's, None where there is none.
-    """
-
-    rank: int
-    kind: Literal["compute", "communication", "wait"]
-    name: str
-    begin_seconds: float
-    end_seconds: float
-    num_bytes: int | None = None
 
 
 _MOST_TOLD = 8  # ranks in one line
@@ -156,6 +142,9 @@ class Kernel:
         on_row: told of every marked row as it is stamped, in order of virtual time.
         blame: tells what keeps the network from ever going on.
         on_span: told of what ranks do, as it ends; None: nobody wants to know.
+        downtime: tells when the ranks' hosts are down: they stand still then, and what they were computing is
+            lost and begun again.
+        hosts: the host of each rank, where there is a downtime.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -176,6 +165,8 @@ class Kernel:
         on_row: Callable[[StampedRow], None],
         blame: Callable[[], str] = lambda: "the network has nothing more to do",
         on_span: Callable[[Span], None] | None = None,
+        downtime: Downtime | None = None,
+        hosts: Sequence[int] = (),
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -190,6 +181,13 @@ class Kernel:
         self._on_row = on_row
         self._blame = blame
         self._on_span = on_span
+        self._diary = Diary(self.clock, on_span)
+        self._downtime, self._hosts = downtime, hosts
+        if downtime is not None:
+            downtime.on_crash = self._crashed
+        self._processes: list[simpy.Process] = []
+        self._computing: set[int] = set()
+        self._standing: set[int] = set()  # ranks whose hosts are down
         self._in_flight: dict[Key, _InFlight] = {}
         self._meetings: dict[Key, _Meeting] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
@@ -206,7 +204,7 @@ class Kernel:
             Exception: whatever `refill` raises.
         """
         for rank in range(len(self.streams)):
-            self.clock.process(self._rank(rank))
+            self._processes.append(self.clock.process(self._rank(rank)))
         while self._num_running:
             if math.isinf(self.clock.peek()):
                 self.give_up(self._blame())
@@ -220,10 +218,15 @@ class Kernel:
 
         Raises DeadlockError, which tells the reason and who waits.
         """
-        asleep = sorted(self._asleep.items())
-        told = ", ".join(f"rank {rank} in {call.op}" for rank, call in asleep[:_MOST_TOLD])
-        more = f" and {len(asleep) - _MOST_TOLD} more" if len(asleep) > _MOST_TOLD else ""
-        raise DeadlockError(f"{reason}, and {told}{more} wait for the network: let an event bring it back")
+        doing = {rank: f"in {call.op}" for rank, call in self._asleep.items()}
+        doing |= dict.fromkeys(self._standing, "on a crashed host")
+        if not doing:  # all compute while what they have posted goes on
+            posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
+            doing = {rank: f"in {flight.call.op}" for flight, rank in posted if rank not in flight.done_at}
+        told = ", ".join(f"rank {rank} {doing[rank]}" for rank in sorted(doing)[:_MOST_TOLD])
+        more = f" and {len(doing) - _MOST_TOLD} more" if len(doing) > _MOST_TOLD else ""
+        wait = "waits" if len(doing) == 1 else "wait"
+        raise DeadlockError(f"{reason}, and {told}{more} {wait} for the network: let an event bring it back")
 
     def _read(self, rank: int) -> Request:
         """The rank's next request, blocking in host time until it is there."""
@@ -240,6 +243,8 @@ class Kernel:
         log, clock = self.log[rank], self.clock
         while True:
             request = self._read(rank)
+            if self._is_down(rank):
+                yield from self._until_up(rank)
             if isinstance(request, Post):
                 log.append(request)
                 self._post(rank, request)
@@ -251,9 +256,7 @@ class Kernel:
                 seconds = on_grid(request.seconds)
                 self.compute_seconds[rank] += seconds
                 if seconds:
-                    yield clock.timeout(seconds)
-                    if self._on_span is not None:
-                        self._on_span(Span(rank, "compute", "compute", clock.now - seconds, clock.now))
+                    yield from self._compute(rank, seconds)
             elif isinstance(request, Mark):
                 log.append(request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
@@ -290,12 +293,58 @@ class Kernel:
             meeting.settle()
         start = self.clock.now
         if not meeting.settled.processed:
+            self._diary.begin(rank, "wait", "join")
             yield meeting.settled
+            self._diary.end(rank)
         self.exposed_seconds[rank] += self.clock.now - start
-        if self._on_span is not None and self.clock.now > start:
-            self._on_span(Span(rank, "wait", "join", start, self.clock.now))
         if not join.is_past:
             self._answer(rank, tuple(meeting.arrivals))
+
+    # --- hosts that crash -----------------------------------------------------------------------------------
+
+    def _compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, None]:
+        """Compute for so long without a crash: what one cuts off is lost, and begun again at the return."""
+        while True:
+            self._diary.begin(rank, "compute", "compute")
+            self._computing.add(rank)
+            try:
+                yield self.clock.timeout(seconds)
+            except Interrupt:
+                self._diary.end(rank, as_kind="lost")
+                yield from self._until_up(rank)
+            else:
+                self._computing.discard(rank)
+                self._diary.end(rank)
+                return
+
+    def _crashed(self, host: int) -> None:
+        """A host goes down: those of its ranks that compute stop."""
+        for rank in sorted(self._computing):
+            if self._hosts[rank] == host:
+                self._computing.discard(rank)
+                self._processes[rank].interrupt()
+
+    def _is_down(self, rank: int) -> bool:
+        return self._downtime is not None and self._downtime.since(self._hosts[rank]) is not None
+
+    def _until_up(self, rank: int) -> Generator[simpy.Event, None, None]:
+        """Stand still until the rank's host is back."""
+        assert self._downtime is not None
+        self._standing.add(rank)
+        while self._is_down(rank):
+            yield from self._downtime.until_up(self._hosts[rank])
+            yield self.clock.at(on_grid(self.clock.now))
+        self._standing.discard(rank)
+
+    def unfinished_spans(self) -> list[Span]:
+        """What ranks are doing at this instant, as far as it has come: for a run that ends here."""
+        spans = self._diary.unfinished()
+        for flight in self._in_flight.values():
+            for rank, begin in sorted(flight.posted_at.items()):
+                if rank not in flight.done_at:
+                    times = (begin, self.clock.now)
+                    spans.append(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
+        return spans
 
     # --- calls ---------------------------------------------------------------------------------------------
 
@@ -344,6 +393,7 @@ class Kernel:
     def _wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, None]:
         flight = self._in_flight[key]
         start = self.clock.now
+        self._diary.begin(rank, "wait", flight.call.op)
         if rank not in flight.done_at:
             self._asleep[rank] = flight.call
             sleeper = flight.sleepers[rank] = self.clock.event()
@@ -352,8 +402,7 @@ class Kernel:
         if flight.done_at[rank] > self.clock.now:
             yield self.clock.at(flight.done_at[rank])
         self.exposed_seconds[rank] += self.clock.now - start
-        if self._on_span is not None and self.clock.now > start:
-            self._on_span(Span(rank, "wait", flight.call.op, start, self.clock.now))
+        self._diary.end(rank)
         flight.num_waited += 1
         if flight.num_waited == len(flight.call.ranks):
             del self._in_flight[key]

@@ -6,9 +6,9 @@
     recorder.write("trace.json.gz")      # open it at https://ui.perfetto.dev, or at chrome://tracing
 
 The file has a process for each rank (and each host with none, or several) with rows for what it computes, its
-collectives, its waits, and the messages it sends and receives, with an arrow for each message; and a process
-of counters, one a link, of what it carries. Its format is Chrome's Trace Event Format (JSON). The same run
-gives the same bytes.
+collectives, its waits, the messages it sends and receives, with an arrow for each message, and for when its
+host was down; and a process of counters, one a link, of what it carries. What has not ended goes as far as it
+has come. Its format is Chrome's Trace Event Format (JSON). The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Recorder", "TransferRecord"]
 
 _FIRST_HOST = 100_000  # process ids: ranks from 1, hosts and links from here
 _LINKS = 1_000_000
-_ROWS = ("compute", "communication", "wait", "sends", "receives")
+_ROWS = ("compute", "communication", "wait", "sends", "receives", "lost", "down")
 _MOST_LANES = 100  # of a row, for what overlaps
 
 
@@ -194,7 +194,9 @@ class _Events:
 
     def __init__(self, recorder: Recorder, network: Network | None, hosts: Sequence[int]) -> None:
         self._recorder = recorder
+        self._network = network
         self._topology = network.topology if network is not None else None
+        self._now = network.env.now if network is not None else 0.0
         self._hosts = hosts
         ranks_of: defaultdict[int, list[int]] = defaultdict(list)
         for rank, host in enumerate(hosts):
@@ -204,7 +206,7 @@ class _Events:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         named: dict[_Row, None] = {}
-        bodies = [*self._spans(named), *self._messages(named)]
+        bodies = [*self._spans(named), *self._messages(named), *self._outages(named)]
         yield from self._names(named)
         yield from bodies
         yield from self._counters()
@@ -219,18 +221,23 @@ class _Events:
     def _messages(self, named: dict[_Row, None]) -> Iterator[dict[str, Any]]:
         by_begin = sorted(self._recorder.transfers.items(), key=lambda item: (item[1].begin_seconds, item[0]))
         for number, record in by_begin:
-            begin, end = record.begin_seconds, record.end_seconds
-            arriving = record.arriving_seconds
-            if end is None or arriving is None:
-                continue
+            begin, arriving = record.begin_seconds, record.arriving_seconds
+            end = record.end_seconds if record.end_seconds is not None else self._now
+            names = {"from": self._name(record.source), "to": self._name(record.target)}
+            arguments: dict[str, Any] = {**names, "bytes": record.num_bytes}
+            if record.end_seconds is None:
+                arguments["unfinished"] = True
+            else:
+                arguments["delivered"] = record.delivered_bytes
             source, target = self._process(record.source), self._process(record.target)
             sends = self._row(source, "sends", begin, end)
+            named[sends] = None
+            yield _slice(sends, f"to {names['to']}", begin, end, arguments)
+            if arriving is None:
+                continue
             receives = self._row(target, "receives", arriving, end)
-            named[sends] = named[receives] = None
-            arguments = {"from": self._name(record.source), "to": self._name(record.target)}
-            amounts = {"bytes": record.num_bytes, "delivered": record.delivered_bytes}
-            yield _slice(sends, f"to {arguments['to']}", begin, end, {**arguments, **amounts})
-            yield _slice(receives, f"from {arguments['from']}", arriving, end, {**arguments, **amounts})
+            named[receives] = None
+            yield _slice(receives, f"from {names['from']}", arriving, end, arguments)
             is_background = isinstance(record.connection, BackgroundConnection)
             arrow = {"name": "background" if is_background else "message", "cat": "message", "id": number}
             yield {**arrow, "ph": "s", "pid": source, "tid": sends.thread, "ts": _micros(begin)}
@@ -242,6 +249,19 @@ class _Events:
                 "tid": receives.thread,
                 "ts": _micros(arriving),
             }
+
+    def _outages(self, named: dict[_Row, None]) -> Iterator[dict[str, Any]]:
+        if self._network is None:
+            return
+        downtime = self._network.downtime
+        for outage in sorted(
+            [*downtime.outages, *downtime.under_way()], key=lambda outage: outage.begin_seconds
+        ):
+            end = outage.end_seconds if outage.end_seconds is not None else self._now
+            row = self._row(self._process(outage.host), "down", outage.begin_seconds, end)
+            named[row] = None
+            arguments = {"host": self._name(outage.host)}
+            yield _slice(row, "host down", outage.begin_seconds, end, arguments)
 
     def _counters(self) -> Iterator[dict[str, Any]]:
         if self._topology is None:

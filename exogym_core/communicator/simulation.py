@@ -168,6 +168,8 @@ class Simulation:
             on_row=on_row,
             blame=faults.blame if faults is not None else _no_network,
             on_span=self.recorder.spans.append if self.recorder is not None else None,
+            downtime=self.network.downtime if self.network is not None else None,
+            hosts=world.hosts,
         )
         if faults is not None:
             faults.on_stuck = self.kernel.give_up

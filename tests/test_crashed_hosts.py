@@ -1,0 +1,237 @@
+"""Ranks on a host that crashes stand still until it is back; work under way is lost; who waits for ever is told."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from exogym_core.communicator import run_ranks
+from netsim.clock import on_grid
+from netsim.errors import DeadlockError
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exogym_core.communicator import Communicator, RunResult
+
+CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
+
+
+def star(*events: dict[str, Any], **weather: Any) -> Topology:
+    """a, b, c - switch, 8 Mbit/s each way, 10 ms from a host to the switch: 1 MB takes 1.02 s alone."""
+    return Topology.from_mapping(
+        {
+            "hosts": {"a": {}, "b": {}, "c": {}},
+            "routers": ["switch"],
+            "links": [
+                {"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"
+            ],
+            "events": list(events),
+            **weather,
+        }
+    )
+
+
+def crash(host: str, at: float, seconds: float | None = None) -> dict[str, Any]:
+    lasting = {} if seconds is None else {"for": f"{seconds} s"}
+    return {"host": host, "at": f"{at} s", "crash": True, **lasting}
+
+
+def compute(comm: Communicator) -> list[float]:
+    """Three steps of a second each, and when each ended."""
+    ends = []
+    for _ in range(3):
+        comm.advance(1.0)
+        ends.append(comm.now())
+    return ends
+
+
+def ends_of_b(*events: dict[str, Any]) -> list[float]:
+    run = run_ranks(compute, 3, star(*events))
+    assert run.results[0] == run.results[2] == [1.0, 2.0, 3.0]
+    return run.results[1]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([crash("b", 1.5, 10)], [1.0, 12.5, 13.5]),  # the step that began at 1 begins again at 11.5
+        ([crash("b", 0, 10)], [11.0, 12.0, 13.0]),
+        ([crash("b", 1.5, 0.25)], [1.0, 2.75, 3.75]),
+        ([crash("b", 1.25, 1), crash("b", 2.5, 1)], [1.0, 4.5, 5.5]),  # lost twice
+        ([crash("b", 1.25, 5), crash("b", 2.5, 1)], [1.0, 7.25, 8.25]),  # one crash in the other
+        ([crash("b", 1.25), {"host": "b", "at": "4 s", "up": True}], [1.0, 5.0, 6.0]),
+        ([crash("b", 1.0, 1)], [3.0, 4.0, 5.0]),  # what happens to hosts goes first in its instant
+        ([crash("b", 3.5, 1)], [1.0, 2.0, 3.0]),
+    ],
+)
+def test_a_rank_stands_still_and_begins_again_what_it_was_computing(
+    events: list[dict[str, Any]], expected: list[float]
+) -> None:
+    assert ends_of_b(*events) == expected
+
+
+def test_what_is_lost_counts_neither_as_computing_nor_as_waiting(tmp_path: Path) -> None:
+    run = run_ranks(compute, 3, star(crash("b", 1.5, 10)))
+    assert run.compute_seconds == [3.0, 3.0, 3.0]
+    assert run.exposed_seconds == [0.0, 0.0, 0.0]
+    assert run.virtual_seconds == 13.5
+
+
+def test_requests_lie_on_the_grid_after_a_return_off_it() -> None:
+    (_, end, _) = ends_of_b(crash("b", 1.5, 0.1))
+    assert end == on_grid(1.6) + 1.0
+
+
+def test_what_a_rank_does_between_steps_waits_for_its_host() -> None:
+    def body(comm: Communicator) -> float:
+        comm.advance(1.0)
+        if comm.rank:
+            comm.advance(1.0)
+        comm.send(torch.zeros(0), 1) if comm.rank == 0 else comm.rank == 1 and comm.recv(torch.empty(0), 0)
+        return comm.now()
+
+    # The message waits for its receiver, and c notices nothing. No call divides b's two seconds: all is lost.
+    assert run_ranks(body, 3, star(crash("b", 1.5, 10))).results == [13.5, 13.5, 2.0]
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_the_others_wait_in_their_call(protocol: str) -> None:
+    def body(comm: Communicator) -> float:
+        comm.advance(1.0)
+        comm.all_reduce(torch.zeros(1000))
+        return comm.now()
+
+    calm = run_ranks(body, 3, star(), protocol=protocol)
+    stormy = run_ranks(body, 3, star(crash("b", 0.5, 60)), protocol=protocol)
+    for end, later in zip(calm.results, stormy.results, strict=True):
+        assert later == pytest.approx(60.5 + end, abs=0.5)
+    assert stormy.exposed_seconds[0] > 60
+    assert stormy.exposed_seconds[1] < 1
+
+
+@pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "processes"])
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_who_waits_for_a_host_that_never_returns_is_told_its_name(workers: Any, protocol: str) -> None:
+    def body(comm: Communicator) -> None:
+        comm.advance(1.0)
+        comm.all_reduce(torch.zeros(1000))
+
+    with pytest.raises(DeadlockError) as told:
+        run_ranks(body, 3, star(crash("b", 0.25)), protocol=protocol, workers=workers)
+    assert str(told.value) == (
+        "host b crashed at 0.25 s and never comes back, and rank 0 in all_reduce, rank 1 on a crashed host, "
+        "rank 2 in all_reduce wait for the network: let an event bring it back"
+    )
+
+
+def test_a_rank_that_nobody_waits_for_is_told_too() -> None:
+    with pytest.raises(DeadlockError) as told:
+        run_ranks(compute, 3, star(crash("b", 2.5)))
+    assert str(told.value) == (
+        "host b crashed at 2.5 s and never comes back, and rank 1 on a crashed host waits for the network: "
+        "let an event bring it back"
+    )
+    run_ranks(compute, 3, star(crash("b", 3.5)))  # it has ended by then
+
+
+def test_recurring_weather_gives_no_hope() -> None:
+    background = [
+        {"from": "a", "to": "c", "bytes": 1000, "every": "1 s"},
+        {"from": "a", "to": "c", "rate": "1 kbit/s"},
+    ]
+    drift = [{"link": ["a", "switch"], "kind": "lognormal", "every": "1 s", "sigma": 0.1}]
+    with pytest.raises(
+        DeadlockError, match=r"^host b crashed at 2\.5 s and never comes back, and rank 1 on a"
+    ):
+        run_ranks(compute, 3, star(crash("b", 2.5), background=background, drift=drift))
+
+
+def test_ranks_that_share_a_host_share_its_fate() -> None:
+    run = run_ranks(compute, 6, star(crash("b", 1.5, 10)), placement=["a", "b", "c", "a", "b", "c"])
+    assert [result[-1] for result in run.results] == [3.0, 13.5, 3.0] * 2
+
+
+def walk(comm: Communicator) -> None:
+    """Computes and communicates in a random order, the same on all ranks; async calls too."""
+    chance = random.Random(1)
+    handles = []
+    for step in range(12):
+        comm.advance(chance.choice([0.05, 0.3, 0.7]) * (1 + comm.rank % 2))
+        kind = chance.choice(["all_reduce", "broadcast", "async", "message", "none"])
+        if kind == "all_reduce":
+            comm.all_reduce(torch.ones(5000))
+        elif kind == "broadcast":
+            comm.broadcast(torch.ones(5000), step % comm.world_size)
+        elif kind == "async":
+            handles.append(comm.all_reduce(torch.ones(5000), async_op=True))
+        elif kind == "message" and comm.rank < 2:
+            comm.send(torch.ones(100), 1) if comm.rank == 0 else comm.recv(torch.empty(100), 0)
+        comm.mark({"step": step})
+    for handle in handles:
+        handle.wait()
+
+
+def facts(run: RunResult[Any]) -> list[Any]:
+    rows = [(row.rank, row.virtual_seconds, row.compute_seconds, row.exposed_seconds) for row in run.rows]
+    return [run.rank_virtual_seconds, run.compute_seconds, run.exposed_seconds, rows]
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_threads_and_processes_agree_under_crashes(protocol: str, tmp_path: Path) -> None:
+    topology = star(crash("b", 1.3, 2.1), crash("a", 2.2, 0.7), crash("b", 6.0, 1.0), crash("c", 6.5, 3.0))
+    traces = [tmp_path / "threads.json.gz", tmp_path / "processes.json.gz"]
+    one, other = (
+        run_ranks(walk, 4, topology, protocol=protocol, workers=workers, trace=trace)
+        for workers, trace in zip(CARRIERS, traces, strict=True)
+    )
+    assert facts(one) == facts(other)
+    assert traces[0].read_bytes() == traces[1].read_bytes()
+    untraced = run_ranks(walk, 4, topology, protocol=protocol)
+    assert facts(untraced) == facts(one)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_run_ends_later_than_without_crashes_but_no_later_than_all_of_them_take(seed: int) -> None:
+    chance = random.Random(seed)
+    protocol = chance.choice(["ideal", "linux-tcp", "gloo"])
+    calm = run_ranks(walk, 3, star(), protocol=protocol).virtual_seconds
+    at, events = 0.0, []
+    for _ in range(chance.randint(1, 5)):
+        at += chance.expovariate(1.0)
+        events.append(crash(chance.choice("abc"), round(at, 3), round(chance.expovariate(0.5), 3)))
+    stormy = run_ranks(walk, 3, star(*events), protocol=protocol).virtual_seconds
+    assert calm is not None
+    assert stormy is not None
+    away = sum(float(event["for"].split()[0]) for event in events)
+    assert calm <= stormy < calm + away + 4.0 * len(events)
+
+
+def test_a_crash_of_a_host_without_ranks_changes_nothing() -> None:
+    calm = run_ranks(walk, 2, star(), placement=["a", "b"])
+    assert facts(run_ranks(walk, 2, star(crash("c", 0.5)), placement=["a", "b"])) == facts(calm)
+
+
+def test_crashes_that_never_meet_a_step_change_nothing() -> None:
+    calm = run_ranks(walk, 3, star())
+    end = calm.virtual_seconds
+    assert end is not None
+    for host in "abc":
+        assert facts(run_ranks(walk, 3, star(crash(host, end + 1, 1)))) == facts(calm)
+
+
+def test_pairs_of_instants(tmp_path: Path) -> None:
+    """A crash at, between and after all that happens; nothing hangs, and what returns in time is no excuse."""
+    calm = run_ranks(walk, 3, star())
+    instants = sorted({row.virtual_seconds for row in calm.rows})[::7]
+    points = sorted({*instants, *((one + other) / 2 for one, other in itertools.pairwise(instants))})
+    for begin, end in itertools.combinations(points, 2):
+        run = run_ranks(walk, 3, star(crash("b", begin, end - begin)))
+        assert calm.virtual_seconds is not None
+        assert run.virtual_seconds is not None
+        assert run.virtual_seconds >= calm.virtual_seconds - 1e-6
