@@ -248,17 +248,19 @@ def test_a_loop_of_ones_own_trains_as_the_strategy_does(name: str, codec: str | 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("codec", [None, "int8", "uniform8bit"])
 def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> None:
-    model, batches = reference.make_problem(4, 6, 4, 6, seed=1)
-    options = options_of(name, 1, 2)
-    strategy = DiLoCoStrategy(
-        ADAMW, H=3, codec=codec, error_feedback=codec is not None, ranks_per_worker=2, **options
-    )
+    """Of two sites with two machines of two ranks each."""
+    model, batches = reference.make_problem(8, 6, 4, 6, seed=1)
+    options = {"codec": codec, "error_feedback": codec is not None, **options_of(name, 2, 2)}
+    strategy = DiLoCoStrategy(ADAMW, H=3, ranks_per_worker=4, **options)
     run = reference.run_strategy(strategy, model, batches, SEED, topology=TWO_SITES)
-    total = num_values(model)
-    shards = [-(-total // 2), total - -(-total // 2)]
-    parts = [len(part) for shard in shards for part in torch.zeros(shard).tensor_split(2)]
+    num_shards, copies = (2, 2) if "HYBRID" in name else (4, 1)
+    shards = torch.zeros(num_values(model)).split(-(-num_values(model) // num_shards))
+    turns = [
+        turn for shard in shards for turn in shard.tensor_split(copies)
+    ]  # a copy sends its part of a shard
+    parts = [len(part) for turn in turns for part in turn.tensor_split(2)]
     of_codec = strategy.diloco.averaging.codec
-    payload = VALUE * total if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
+    payload = VALUE * sum(parts) if of_codec is None else sum(of_codec.encoded_bytes(part) for part in parts)
     rounds, num_sites = 2, 2
     assert sum(t.wan_bytes for t in run.traffic) == rounds * 2 * (num_sites - 1) * payload
     assert all(torch.equal(run.results[0], result) for result in run.results)
@@ -367,11 +369,10 @@ def test_a_strategy_under_a_scaler_skips_alike_too() -> None:
         strategy.setup(replica, comm, 2, SEED)
         for number, step in enumerate(batches):
             strategy.zero_grad()
-            strategy.before_backward(last_micro_batch=True)
-            loss = replica(step[comm.rank]) * (float("inf") if number == 0 and comm.rank == 1 else 1.0)
-            if number == 0:
-                loss = loss + 0 * replica.scale  # finite where rank 1's is not
-            strategy.scaler.scale(loss).backward()
+            strategy.before_backward(last_micro_batch=False)  # nothing leaves before `step`
+            strategy.scaler.scale(replica(step[comm.rank])).backward()
+            if number == 0 and comm.rank == 1:
+                replica.scale.grad.fill_(torch.inf)  # one value, which one of the two holds
             strategy.step()
         return strategy.scaler.get_scale(), reference.vector(replica)
 
