@@ -33,8 +33,9 @@ class Protocol:
         streams: parallel connections that one transfer is spread over.
         connections: `persistent` ones keep their window between transfers; `per-transfer` ones are opened for
             each transfer, which costs a handshake of one round trip and starts from the initial window.
-        queue_packets: full packets that the queue of the narrowest link holds before it drops; None where it
-            is not known, and then it is taken to be deep enough for the window.
+        queue_packets: full packets that the queue of the narrowest link holds before it drops; None: enough for
+            any window.
+        quick_acks: receivers acknowledge each of the first segments at once, not every second one.
         minimum_timeout_seconds: least retransmission time-out; idling longer than it plus a round trip
             shrinks the window.
         payload_share: payload bytes per byte on the wire, 1 where bandwidth counts payload.
@@ -55,6 +56,7 @@ class Protocol:
     streams: int = 1
     connections: Literal["persistent", "per-transfer"] = "persistent"
     queue_packets: float | None = None
+    quick_acks: bool = False
     minimum_timeout_seconds: float = 0.2
     payload_share: float = 1.0
     ack_share: float = 0.0
@@ -69,7 +71,7 @@ class Protocol:
         """The protocol that a name, a mapping or nothing (`ideal`) stands for.
 
         A mapping names a `preset` (default `ideal`) and may set `streams`, `window` (bytes per stream),
-        `connections`, `queue` (packets) and `software` (seconds per message).
+        `connections`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds per message).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
         value.
@@ -99,6 +101,10 @@ class Protocol:
                 changes[field] = read(value)
             except InputError as error:
                 raise type(error)(f"protocol: {key}: {error}") from None
+        if "window" in settings and "queue" not in settings and base.queue_packets is not None:
+            # Who tunes hosts for larger windows does so for paths that hold them.
+            larger = max(changes["window_bytes"] / base.window_bytes, 1.0)
+            changes["queue_packets"] = base.queue_packets * larger
         return replace(base, **changes)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -149,6 +155,7 @@ _LINUX_TCP = Protocol(
     slow_start=True,
     initial_window_bytes=10 * _SEGMENT_BYTES,  # RFC 6928
     window_bytes=4 * 2**20,  # largest send buffer by default: the third number of net.ipv4.tcp_wmem
+    queue_packets=1000,  # the default of Linux's interfaces (txqueuelen)
     payload_share=_SEGMENT_BYTES / _FRAME_BYTES,
     ack_share=_ACK_BYTES / (2 * _SEGMENT_BYTES),
     rtt_bias=True,
@@ -160,7 +167,13 @@ _LINUX_TCP = Protocol(
 
 PRESETS: dict[str, Protocol] = {
     "gloo": replace(
-        _LINUX_TCP, name="gloo", rendezvous=True, software_seconds=0.2e-3, collectives_in_flight=2
+        _LINUX_TCP,
+        name="gloo",
+        queue_packets=None,
+        quick_acks=True,
+        rendezvous=True,
+        software_seconds=0.2e-3,
+        collectives_in_flight=2,
     ),
     "ideal": Protocol(),
     "linux-tcp": _LINUX_TCP,

@@ -3,10 +3,11 @@
 Time is seen from the receiver: a window that leaves at t drains from t plus the latency on, and the next
 window can follow one round trip after it.
 
-**Slow start.** Round i may drain W_i = 10 segments x 2^i at whatever rate fairness gives; round i + 1 starts
-one round trip after round i did, since that is when the acknowledgements are back (RFC 6928 for the initial
-window, RFC 5681 and 3465 for doubling with delayed acknowledgements). A round that takes longer than a round
-trip to drain fills the
+**Slow start.** Round i may drain W_i bytes at whatever rate fairness gives; round i + 1 starts one round trip
+after round i did, since that is when the acknowledgements are back. W_0 is 10 segments (RFC 6928) and doubles
+with every round (RFC 5681 and 3465, with delayed acknowledgements). A receiver that acknowledges every second segment
+from the very first on owes one at the end of the first round, so W_1 is 18; Linux acknowledges all of the first
+ones (`quick_acks`), and W_1 is 20. A round that takes longer than a round trip to drain fills the
 pipe: from then on the window limits nothing. A transfer of bandwidth B beyond P = B x RTT so takes
 RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last round costs its own bytes only.
 
@@ -18,14 +19,14 @@ it is used: to twice what was in flight, so by every byte of a round that follow
 `tcp_is_cwnd_limited`). A message without bytes counts as use.
 
 **Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
-period
-of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
+period of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
 one. Over many losses the mean is the response function of that RFC (equation 5, and 3 for Reno-friendly
 windows); a transfer too short for a loss does not meet one.
 
-**Queue.** Where `queue_packets` is given, a round of slow start, which arrives at twice the rate at which it
-drains, must find room for half of it in its share of the bottleneck's queue, and a standing window for what
-the pipe does not hold; otherwise it loses, as above.
+**Queue.** A round of slow start arrives at twice the rate at which it drains, and must find room for half of it in
+its share of the bottleneck's queue of `queue_packets`; and so must what the pipe does not hold. Otherwise the queue
+runs full (`netsim.overflow`), and CUBIC takes over. Slow start ends without a loss one round after the pipe is full,
+since HyStart hears the queue grow (Ha and Rhee 2011): a queue that held that is not overrun later.
 
 **Unequal round trips.** Windows of equal size give shares in inverse proportion to the round trip (RFC 9438,
 5.1, aims at linear RTT-fairness), and the queue that all of them share counts as part of it: weight = 1 /
@@ -36,6 +37,8 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
+
+from netsim.overflow import KEPT, Bottleneck, Overflow, of_a_burst, of_a_standing_window
 
 if TYPE_CHECKING:
     from netsim.protocol import Protocol
@@ -49,9 +52,8 @@ _SAME = 1.0 - _ROUNDING
 # What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
 _QUEUE_SECONDS = 0.1
 
-_KEPT = 0.7  # of the window, at a loss: beta of RFC 9438
 _GROWTH = 0.4  # segments per second cubed: C of RFC 9438
-_RENO_GROWTH = 3 * (1 - _KEPT) / (1 + _KEPT)  # segments per round trip
+_RENO_GROWTH = 3 * (1 - KEPT) / (1 + KEPT)  # segments per round trip
 _PIECES = 8  # in which a period of growth is cut
 
 
@@ -79,13 +81,13 @@ def share_weight(protocol: Protocol, round_trip_seconds: float) -> float:
 def cubic_segments(seconds: float, largest: float, round_trip_seconds: float) -> float:
     """CUBIC's window so long after a loss at `largest` segments: RFC 9438, equations 1 and 4."""
     cubic = _GROWTH * (seconds - _inflection_seconds(largest)) ** 3 + largest
-    reno = _KEPT * largest + _RENO_GROWTH * seconds / round_trip_seconds
+    reno = KEPT * largest + _RENO_GROWTH * seconds / round_trip_seconds
     return max(cubic, reno)
 
 
 def _inflection_seconds(largest: float) -> float:
     """K of RFC 9438: when the window is back at `largest`."""
-    return math.cbrt(largest * (1 - _KEPT) / _GROWTH)
+    return math.cbrt(largest * (1 - KEPT) / _GROWTH)
 
 
 _INSTANTS = ("_began", "_last_used", "_lost")  # of a window, what is a point in time
@@ -114,6 +116,7 @@ class Window:
         self._threshold = math.inf  # where slow start ends
         self._began = -math.inf  # when the current round did
         self._used = 0.0  # bytes drained in it
+        self._is_one = False  # whether all of it is of one message, without a pause
         self._follows_full = False  # whether it follows a full round of the same burst
         self._blocked = False  # until the round trip is over
         self._left = 0.0  # bytes of the message under way, when last told
@@ -126,6 +129,11 @@ class Window:
         self._bytes_per_second = bytes_per_second
         packets = protocol.queue_packets
         self._queue = math.inf if packets is None else packets * protocol.segment_bytes
+        # What the acknowledgement of one segment would have let go, missing from the first doubling.
+        self._owed = 0.0 if protocol.quick_acks else 2 * self._segment
+        self._has_filled = False  # the pipe, before the current round
+        self._overflow: Overflow | None = None  # what follows upon it
+        self._missing = 0.0  # bytes of the message that the queue dropped, until they are sent again
 
     @property
     def buffer_bytes(self) -> float:
@@ -134,11 +142,12 @@ class Window:
 
     def start(self, now: float, num_bytes: float) -> Grant:
         """A message of `num_bytes` begins to drain."""
-        if self._is_idle(now):
-            self._new_round(now)
-        elif now - self._began >= self._round_trip * _SAME:
+        is_idle = self._is_idle(now)
+        self._is_one = False
+        if is_idle or now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
             self._follows_full = False
+            self._is_one = True
         self._left = num_bytes
         return self._grant(now)
 
@@ -152,7 +161,7 @@ class Window:
             self._lose(now, self._window + self._used if slow else self._cubic(now - self._lost))
         elif self._blocked or now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
-            self._follows_full = True
+            self._follows_full = self._is_one = True
         return self._grant(now)
 
     def end(self, now: float, left: float = 0.0) -> None:
@@ -201,6 +210,7 @@ class Window:
         if idle <= self._timeout:
             return False
         self._restart(int(min(idle / self._timeout, 64)))
+        self._overflow, self._missing = None, 0.0
         self._used = 0.0
         self._follows_full = False
         return True
@@ -218,6 +228,7 @@ class Window:
             self._threshold = self._window
             self._lost_at = math.nan
         self._window = max(self._window / 2.0**halvings, min(self._initial, self._window))
+        self._has_filled = False
 
     def _new_round(self, now: float) -> None:
         """A round trip is over: the window doubles, or is what CUBIC makes it by now."""
@@ -225,25 +236,61 @@ class Window:
         self._used = 0.0
         self._began = now
         self._blocked = False
-        if math.isnan(self._lost_at):
-            # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
-            wanted = self._window + used if self._follows_full else max(self._window, 2 * used)
-            wanted = min(wanted, self._limit)
-            peak = wanted / 2  # of the queue: a round arrives at twice the rate at which it drains
+        if self._overflow is not None:
+            self._go_on_after(self._overflow, now)
+        elif math.isnan(self._lost_at):
+            self._grow(now, used, rate)
         else:
-            wanted = self._cubic(now - self._lost)
-            peak = 0.0
+            self._widen(now, self._cubic(now - self._lost), used, rate)
+
+    def _grow(self, now: float, used: float, rate: float) -> None:
+        """Slow start, or what follows upon it without a loss."""
+        # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
+        wanted = self._window + used if self._follows_full else max(self._window, 2 * used)
+        if self._window == self._initial and used >= self._window * _SAME:
+            wanted -= self._owed
+        wanted = min(wanted, self._limit)
         pipe = rate * self._round_trip
-        share = math.inf
-        if used and not pipe > 0.98 * self._window > 1.02 * peak:  # else nothing waits in the queue
+        # Of the queue: a round arrives at twice the rate at which it drains.
+        peak = min(wanted, self._left) / 2 if self._is_one else wanted / 2
+        waits = not pipe > 0.98 * self._window > 1.02 * peak  # something, in the queue
+        had_filled, self._has_filled = self._has_filled, self._has_filled or 0 < pipe < 0.98 * self._window
+        if used and self._is_one and waits and not had_filled:
             share = min(rate / self._bytes_per_second, 1.0) * self._queue
-        if max(peak, wanted - pipe) > share:
-            self._lose(now, min(wanted, pipe + share))
-        elif wanted >= self._threshold > self._window:
-            self._lose(now, self._threshold / _KEPT)
+            there = Bottleneck(rate, share, pipe, self._round_trip)
+            happens = of_a_burst if peak > share else of_a_standing_window if wanted - pipe > share else None
+            if happens is not None:
+                self._window = wanted
+                self._overflow = happens(wanted, self._limit, self._left, self._segment, there)
+                self._missing = self._overflow.rounds[0].missing
+                return
+        if wanted >= self._threshold > self._window:
+            self._lose(now, self._threshold / KEPT)
         else:
             self._window = wanted
             self._largest = max(self._largest, wanted)
+
+    def _widen(self, now: float, wanted: float, used: float, rate: float) -> None:
+        """CUBIC's next window, as long as the queue holds what the pipe does not."""
+        pipe = rate * self._round_trip
+        share = min(rate / self._bytes_per_second, 1.0) * self._queue
+        waits = pipe <= 0.98 * self._window  # something, in the queue
+        if used and self._is_one and waits and wanted - pipe > share:
+            self._lose(now, min(wanted, pipe + share))
+        else:
+            self._window = wanted
+            self._largest = max(self._largest, wanted)
+
+    def _go_on_after(self, overflow: Overflow, now: float) -> None:
+        """The next round after one that overran the queue; when all have been, the window falls."""
+        if not overflow.rounds:
+            self._overflow = None
+            self._lose(now, overflow.window)
+            return
+        first, *others = overflow.rounds
+        self._window, self._missing = first.window, first.missing
+        self._began += first.later
+        self._overflow = Overflow(tuple(others), overflow.window)
 
     def _lose(self, now: float, window: float) -> None:
         """A period of CUBIC begins, after a window of that size."""
@@ -261,7 +308,7 @@ class Window:
 
     def _grant(self, now: float) -> Grant:
         left = self._left
-        credit = self._window - self._used
+        credit = min(self._window - self._used, max(left - self._missing, 0.0))
         may = min(credit, self._until_loss)
         if left <= may:
             return Grant(0.0, math.inf, math.inf)
@@ -271,6 +318,7 @@ class Window:
         if self._blocked:
             return Grant(0.0, 0.0, self._began + self._round_trip)
         steady = self._window == self._limit and not self._used and self._loss_bytes == math.inf
+        steady = steady and self._overflow is None
         if not steady or not self._round_trip:
             return Grant(left - may, math.inf, math.inf)
         # Full windows to come; a last burst drains as fast as the network lets it.

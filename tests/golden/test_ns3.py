@@ -6,12 +6,6 @@ import numpy as np
 import pytest
 from ns3_cases import Comparison, shared, singles
 
-# What no fluid without knowledge of queues can know: queues shorter than the windows, where Cubic loses much.
-SHORT_QUEUES = {
-    "parallel_streams_2, 1000 Mbit/s, queue 1000",
-    "parallel_streams_8, 1000 Mbit/s, queue 1000",
-    "wan4_ring, queue 1000",
-}
 UNSOUND = {"staggered_n8, 100 Mbit/s, queue 833"}  # see ns3/README.md
 
 
@@ -27,23 +21,24 @@ def together() -> list[Comparison]:
 
 def test_single_transfers_from_1_mb_up(loss_free: list[Comparison]) -> None:
     errors = [abs(case.mean_error) for case in loss_free if case.num_bytes >= 1_000_000]
-    assert np.median(errors) <= 0.015
-    assert np.quantile(errors, 0.95) <= 0.12
-    assert max(errors) <= 0.22
+    assert np.median(errors) <= 0.006
+    assert np.quantile(errors, 0.95) <= 0.1
+    assert max(errors) <= 0.25
 
 
-def test_100_kb_is_within_one_round_trip(loss_free: list[Comparison]) -> None:
+def test_100_kb_takes_the_same_round_trips(loss_free: list[Comparison]) -> None:
     for case in loss_free:
         if case.num_bytes == 100_000:
-            assert abs(case.seconds[0] - case.expected[0]) <= case.round_trip_seconds
+            assert abs(case.seconds[0] - case.expected[0]) <= 0.05 * case.round_trip_seconds
 
 
 def test_known_queues_bring_single_transfers_nearer() -> None:
     errors = [
         abs(case.mean_error) for case in singles(lossy=False, know_queue=True) if case.num_bytes >= 1_000_000
     ]
-    assert np.median(errors) <= 0.01
-    assert np.quantile(errors, 0.95) <= 0.06
+    assert np.median(errors) <= 0.005
+    assert np.quantile(errors, 0.95) <= 0.035
+    assert max(errors) <= 0.1
 
 
 def test_random_loss() -> None:
@@ -57,16 +52,18 @@ def test_random_loss() -> None:
 
 
 def test_shared_bottlenecks_and_regions(together: list[Comparison]) -> None:
+    """A queue of 1,000 packets, unless told otherwise; theirs hold 833 to 8,333."""
     assert np.median([abs(case.makespan_error) for case in together]) <= 0.08
     assert np.median([abs(case.mean_error) for case in together]) <= 0.08
     for case in together:
-        if case.name not in SHORT_QUEUES:
-            assert abs(case.makespan_error) <= 0.25, case.name
-            assert abs(case.mean_error) <= 0.25, case.name
+        assert abs(case.makespan_error) <= 0.25, case.name
+        assert abs(case.mean_error) <= 0.25, case.name
 
 
 def test_known_queues_bring_shared_ones_nearer() -> None:
-    for case in shared(know_queue=True):
-        if case.name not in UNSOUND:
-            assert abs(case.makespan_error) <= 0.3, case.name
-            assert abs(case.mean_error) <= 0.4, case.name
+    cases = [case for case in shared(know_queue=True) if case.name not in UNSOUND]
+    assert np.median([abs(case.makespan_error) for case in cases]) <= 0.02
+    assert np.median([abs(case.mean_error) for case in cases]) <= 0.02
+    for case in cases:
+        assert abs(case.makespan_error) <= 0.24, case.name
+        assert abs(case.mean_error) <= 0.2, case.name
