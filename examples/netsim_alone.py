@@ -44,4 +44,4 @@ def seconds(topology, algorithm, num_bytes):
 
 topology = Topology.from_mapping(WAN)
 for algorithm in algorithm_names("all_reduce"):
-    print(f"{algorithm:<12} {seconds(topology, algorithm, 100_000_000):8.3f} s")
+    print(f"{algorithm:<16} {seconds(topology, algorithm, 100_000_000):8.3f} s")

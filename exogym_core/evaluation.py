@@ -14,6 +14,7 @@ from exogym_core.batches import batch_reader, move_batch
 from exogym_core.data import EpochOrder
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.workers.rng import RandomStates
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,9 @@ class Evaluation:
         accuracy: `f(model, batch) -> fraction right`.
         collate: makes a batch of samples.
         autocast: a key of PRECISIONS to compute in; None for the model's own.
+
+    Raises:
+        InputError: there is nothing to take.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class Evaluation:
             batches = _fixed_batches(dataset, val_size, batch_size, seed, collate)
         self._batches = [(move_batch(batch, device), samples) for batch, samples in batches]
         self.num_samples = sum(samples for _, samples in self._batches)
+        if not self.num_samples:
+            raise InputError("fit: the validation set is empty; pass val_size=0 to go without one")
 
     def loss(self, model: nn.Module) -> float:
         """Mean loss over the samples, each counting once, in evaluation mode."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.record import TRAIN_COLUMNS, VALIDATION_COLUMNS, csv_text, make_private_folder, write_whole
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
     from exogym_core.request import FitRequest
 
-__all__ = ["FolderLogger", "Logger", "WandbLogger", "make_loggers", "run_config"]
+__all__ = ["X_AXES", "FolderLogger", "Logger", "WandbLogger", "make_loggers", "run_config"]
 
-X_AXES = {"step": "step", "examples": "examples_trained", "virtual_seconds": "virtual_seconds"}
+X_AXES: Mapping[str, str] = {
+    "step": "step",
+    "examples": "examples_trained",
+    "virtual_seconds": "virtual_seconds",
+}
+"""What `log_x_axis` can be -> the column."""
 
 
 class Logger(Protocol):
@@ -80,7 +85,6 @@ class WandbLogger:
 
     Raises:
         InputError: wandb is not installed.
-        UnknownNameError: no such axis.
     """
 
     def __init__(
@@ -91,8 +95,6 @@ class WandbLogger:
         x_axis: str = "step",
         id_file: Path | None = None,
     ) -> None:
-        if x_axis not in X_AXES:
-            raise unknown_name("log_x_axis", x_axis, X_AXES)
         try:
             wandb = importlib.import_module("wandb")
         except ImportError:
@@ -130,8 +132,7 @@ def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
     plain = (bool, int, float, str, type(None))
     strategy = {
         name: value if isinstance(value, plain) else repr(value)
-        for name, value in sorted(vars(request.strategy).items())
-        if not name.startswith("_")
+        for name, value in sorted(request.strategy.arguments.items())
     }
     own = {name: value for name, value in vars(request).items() if isinstance(value, plain)}
     return {

@@ -16,6 +16,7 @@ from torch import nn
 from exogym_core.batches import collate_of
 from exogym_core.compute import Compute
 from exogym_core.evaluation import PRECISIONS
+from exogym_core.loggers import X_AXES
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.torchrun import torchrun_rank
@@ -85,7 +86,9 @@ class FitRequest:
         request._check_strategy()
         request._check_numbers()
         request._check_transport()
-        request.device_of(0)
+        if torchrun_rank() is None:
+            for rank in range(min(request.num_nodes, len(request.devices or [None]))):
+                _refuse_missing(request.device_of(rank))
         collate_of(request.dataloader_kwargs)
         return request
 
@@ -123,6 +126,8 @@ class FitRequest:
             self.num_epochs = 1
 
     def _check_transport(self) -> None:
+        if self.log_x_axis not in X_AXES:
+            raise unknown_name("log_x_axis", str(self.log_x_axis), X_AXES)
         if self.transport not in ("netsim", "gloo"):
             raise unknown_name("transport", str(self.transport), ("netsim", "gloo"))
         if self.transport == "gloo":
@@ -226,6 +231,21 @@ def _whole(name: str, value: Any, least: int) -> int:
     ):
         raise InputError(f"fit: {name} is {value!r}; give a whole number from {least} up")
     return int(value)
+
+
+def _refuse_missing(device: torch.device) -> None:
+    """Raise InputError where this machine has no such device."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            there = (
+                f"there are only {', '.join(f'cuda:{i}' for i in range(count))}" if count else "there is none"
+            )
+            raise InputError(f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("fit: device 'mps' is not here; pass device='cpu'")
+    elif device.type not in ("cpu", "mps"):
+        raise InputError(f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'")
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

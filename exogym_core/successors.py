@@ -66,6 +66,7 @@ STRATEGY_ARGUMENTS: Mapping[str, str] = {
     "model": _OF_THE_TRAINER,
     "num_nodes": _OF_THE_TRAINER,
     "optimizer": "it is optim_spec=, an optimizer's name or class and its options",
+    "p": "it is p_sparta=",
     "rank": _OF_THE_TRAINER,
     "timeout_waiting_for_peers": _PATIENCE,
     "topk": "it is compression_topk=",

@@ -67,8 +67,7 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
     [
         (
             lambda: SPARTAStrategy(p=0.05),
-            "unknown argument of SPARTAStrategy 'p': Accepted: p_sparta, optim_spec, inner_optim, inner_optim_spec, "
-            "sparta_interval, index_selector, interval, lr, lr_scheduler, lr_scheduler_kwargs, max_norm",
+            "unknown argument of SPARTAStrategy 'p': it is p_sparta=",
         ),
         (
             lambda: build_strategy("Diloco"),
@@ -90,7 +89,7 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
         ),
         (
             lambda: SPARTAStrategy(p_sparta=0.0),
-            "RandomIndexSelector: p=0.0 must be above 0 and at most 1 (0.005 is half a percent)",
+            "SPARTAStrategy: p_sparta=0.0 must be above 0 and at most 1 (0.005 is half a percent)",
         ),
         (
             lambda: SPARTAStrategy(index_selector="rand"),
@@ -136,7 +135,32 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
         (
             lambda: AllReduceStrategy(lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"warmup": 3}),
             "unknown option of lambda_cosine 'warmup': did you mean 'warmup_steps'? "
-            "Accepted: warmup_steps, max_steps, cosine_anneal",
+            "Accepted: warmup_steps, max_steps, ",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="StepLR"),
+            "lr_scheduler_kwargs: StepLR: missing a required argument: 'step_size'",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="StepLR", lr_scheduler_kwargs={"step": 2}),
+            "lr_scheduler_kwargs: StepLR: missing a required argument: 'step_size'",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"floor": 2}),
+            "lr_scheduler_kwargs: floor=2 must be a share of the learning rate, 0 to 1",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"warmup_steps": -1}),
+            "lr_scheduler_kwargs: warmup_steps=-1 must be a whole number of at least 1",
+        ),
+        (
+            lambda: AllReduceStrategy(lr_scheduler_kwargs={"warmup_steps": 3}),
+            "SimpleReduceStrategy: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'",
+        ),
+        (lambda: SPARTAStrategy(p_sparta=5), "SPARTAStrategy: p_sparta=5 must be above 0 and at most 1"),
+        (
+            lambda: SPARTADiLoCoStrategy(p_sparta=0),
+            "SPARTADiLoCoStrategy: p_sparta=0 must be above 0 and at most 1",
         ),
         (
             lambda: AllReduceStrategy(lr_scheduler="ReduceLROnPlateau"),
@@ -217,6 +241,14 @@ def test_lambda_cosine_warms_up_from_above_zero_and_ends_at_a_tenth() -> None:
         0.1 + 0.9 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * 6 / 7)).item())
     )
     assert rates(AllReduceStrategy("sgd", lr=1.0, lr_scheduler="lambda_cosine"), 3) == [1.0] * 3
+
+
+def test_lambda_cosine_goes_down_to_a_floor_of_ones_own() -> None:
+    options = {"warmup_steps": 2, "cosine_anneal": True, "floor": 0.0, "max_steps": 6}
+    schedule = {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": options}
+    found = rates(AllReduceStrategy("sgd", lr=1.0, **schedule), 6)
+    assert found == pytest.approx([0.5, 1.0, 1.0, (1 + 2**-0.5) / 2, 0.5, (1 - 2**-0.5) / 2])
+    assert min(found) > 0
 
 
 def test_any_torch_schedule_works_by_class_or_name() -> None:

@@ -322,6 +322,7 @@ def test_a_program_can_be_sent_to_a_process():
     given = dict.fromkeys(field.name for field in dataclasses.fields(FitRequest))
     numbers = {"batch_size": 4, "val_size": 0, "val_interval": 1, "seed": 1, "num_nodes": 2, "max_steps": 2}
     given |= numbers | {"strategy": sgd(), "transport": "netsim", "device": "cpu", "workers": "threads"}
+    given["log_x_axis"] = "step"
     program = Program(FitRequest.check(given), tiny_model(), tiny_data(), None)
     sent = pickle.loads(pickle.dumps(program))
     first, second = run_ranks(program, 2).results, run_ranks(sent, 2).results
@@ -443,6 +444,8 @@ def test_collate_and_drop_last_of_the_loader():
         ({"checkpoint_interval": 0}, "fit: checkpoint_interval is 0; give a whole number from 1 up"),
         ({"resume_from": "nowhere"}, "nowhere: there is no such folder to resume from"),
         ({"num_nodes": 41}, "fit: the training set has 40 samples, but 41 ranks need 41 for a step"),
+        ({"device": "meta"}, "fit: device 'meta' does not train; use 'cpu'"),
+        ({"log_x_axis": "steps"}, "unknown log_x_axis 'steps': did you mean 'step'?"),
         ({"num_node": 3}, "unknown argument of fit 'num_node': did you mean 'num_nodes'?"),
         ({"protcol": 3}, "unknown argument of fit 'protcol': did you mean 'protocol'?"),
     ],
@@ -461,6 +464,12 @@ def test_unknown_arguments_are_type_errors_too():
         DiLoCoStrategy(p=0.05)
 
 
+def test_an_empty_validation_set_is_told_of():
+    trainer = Trainer(tiny_model(), tiny_data(), tiny_data(0), device="cpu")
+    with pytest.raises(InputError, match="fit: the validation set is empty; pass val_size=0"):
+        trainer.fit(strategy=sgd(), num_nodes=2, max_steps=1, workers="threads")
+
+
 def test_device_of_trainer_and_fit_must_agree():
     trainer = Trainer(tiny_model(), tiny_data(), device="cpu")
     with pytest.raises(InputError, match="fit: device is 'cuda', but Trainer was given 'cpu'"):
@@ -473,6 +482,10 @@ def test_device_of_trainer_and_fit_must_agree():
 def test_devices_without_cuda_are_told_of():
     with pytest.raises(InputError, match="there is no CUDA device here"):
         fit(device="cuda")
+    with pytest.raises(
+        InputError, match=r"fit: device 'cuda:1' is not here: there is none; pass device='cpu'"
+    ):
+        fit(device=None, devices=["cpu", 1])
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def rows(path):
 
 
 def test_a_named_run_leaves_the_files_of_exo_gym(tmp_path):
-    result = fit(run_name="mine", correlation_interval=5).fit_result
+    strategy = DiLoCoStrategy("adam", H=2, lr=0.01)
+    result = fit(run_name="mine", correlation_interval=5, strategy=strategy).fit_result
     folder = tmp_path / "logs" / "mine"
     train, validation = rows(folder / "train.csv"), rows(folder / "validation.csv")
     assert list(train[0])[:5] == ["step", "examples_trained", "train_loss", "train_perplexity", "lr"]
@@ -62,7 +63,9 @@ def test_a_named_run_leaves_the_files_of_exo_gym(tmp_path):
     assert float(rows(folder / "correlation.csv")[0]["correlation"]) <= 1
     config = json.loads((folder / "config.json").read_text())
     assert config["strategy"] == "DiLoCoStrategy"
-    assert config["strategy_config"]["H"] == 2
+    told = config["strategy_config"]
+    assert (told["H"], told["outer_lr"], told["lr"]) == (2, None, 0.01)
+    assert "local_step" not in told, "what the strategy was told, not what it keeps"
     assert config["model_parameters"] == pytest.approx(53e-6)
     assert config["num_nodes"] == 2
     fit(run_name="mine")

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_argument
 from netsim.errors import InputError
 
-__all__ = ["accepted_arguments", "fraction", "number", "one_argument", "positive_int", "refuse_unknown"]
+__all__ = [
+    "accepted_arguments",
+    "fraction",
+    "number",
+    "one_argument",
+    "positive_int",
+    "refuse_unknown",
+    "told_arguments",
+]
 
 T = TypeVar("T")
 
@@ -28,6 +36,15 @@ def accepted_arguments(cls: type) -> list[str]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return list(dict.fromkeys(names))
+
+
+def told_arguments(cls: type, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """What `cls(*positional, **named)` says by name, with the defaults of the constructor of `cls` itself."""
+    signature = inspect.signature(cls)
+    bound = signature.bind_partial(*positional, **named)
+    bound.apply_defaults()
+    others = [name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
+    return {name: value for name, value in bound.arguments.items() if name not in others} | named
 
 
 def refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:

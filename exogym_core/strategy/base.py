@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from exogym_core.strategy.arguments import number, one_argument, refuse_unknown
+from exogym_core.strategy.arguments import number, one_argument, refuse_unknown, told_arguments
 from exogym_core.strategy.lr_schedule import LRSchedulerLike, build_scheduler, resolve_scheduler
 from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
 from netsim.errors import InputError
@@ -37,7 +37,8 @@ class Strategy:
 
     Args:
         lr_scheduler: "lambda_cosine", a torch scheduler class or its name; None keeps the rate.
-        lr_scheduler_kwargs: its options; for "lambda_cosine" `warmup_steps`, `cosine_anneal`, `max_steps`.
+        lr_scheduler_kwargs: its options; for "lambda_cosine" `warmup_steps`, `cosine_anneal`, `max_steps`,
+            `floor`.
         optim_spec: the (inner) optimizer: an OptimSpec, a name, a class, a factory or a mapping with `name`.
         inner_optim_spec: the same argument under another name.
         inner_optim: the same argument under another name.
@@ -68,6 +69,7 @@ class Strategy:
     optim: Optimizer
     rank: int
     num_nodes: int
+    _given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Refuse a model as the first argument, whatever the constructor of a subclass would take it for."""
@@ -76,7 +78,9 @@ class Strategy:
                 f"{cls.__name__}: the first argument is a model; the Trainer gives it to the strategy, "
                 "leave it out and say the optimizer as optim_spec="
             )
-        return super().__new__(cls)
+        strategy = super().__new__(cls)
+        strategy._given = (arguments, options)
+        return strategy
 
     def __init__(
         self,
@@ -101,6 +105,10 @@ class Strategy:
         self.optim_spec = ensure_optim_spec(optim, default, **options)
         self.max_norm = None if max_norm is None else number(where, "max_norm", max_norm)
         self.lr_scheduler_kwargs = dict(lr_scheduler_kwargs or {})
+        if self.lr_scheduler_kwargs and not lr_scheduler:
+            raise InputError(
+                f"{where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'"
+            )
         self.lr_scheduler = lr_scheduler and resolve_scheduler(lr_scheduler, self.lr_scheduler_kwargs)
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
@@ -154,6 +162,11 @@ class Strategy:
         """Let go of the model: remove hooks from it. Nothing else may be called afterwards."""
         if self.gradients is not None:
             self.gradients.close()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the constructor was given, and its own defaults for the rest: for logs."""
+        return told_arguments(type(self), *self._given)
 
     @property
     def learning_rate(self) -> float:

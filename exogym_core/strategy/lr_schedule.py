@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,22 +11,28 @@ from typing import Any, TypeAlias
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from exogym_core.strategy.arguments import number, positive_int
 from netsim.errors import InputError, unknown_name
 
 __all__ = ["LRSchedulerLike", "build_scheduler", "cosine_factor", "resolve_scheduler"]
 
 LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]
 
-_COSINE_FLOOR = 0.1
+_COSINE_OPTIONS = ("cosine_anneal", "floor", "max_steps", "warmup_steps")
 
 
 def cosine_factor(
-    step: int, *, warmup_steps: int = 1, cosine_anneal: bool = False, max_steps: int = 1
+    step: int,
+    *,
+    warmup_steps: int = 1,
+    cosine_anneal: bool = False,
+    max_steps: int = 1,
+    floor: float = 0.1,
 ) -> float:
-    """What "lambda_cosine" multiplies the learning rate with at the 0-based `step`; never 0.
+    """What "lambda_cosine" multiplies the learning rate with at the 0-based `step`; never 0 before `max_steps`.
 
     Linear warm-up `(step + 1) / warmup_steps`, then 1, or with `cosine_anneal` half a cosine from 1 down
-    to 0.1 at `max_steps`.
+    to `floor` at `max_steps` (0.1 as in EXO Gym; 0 as in OpenDiLoCo).
 
     >>> [cosine_factor(step, warmup_steps=4) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -35,7 +42,7 @@ def cosine_factor(
     if not cosine_anneal:
         return 1.0
     progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
-    return _COSINE_FLOOR + (1 - _COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) -> LRSchedulerLike:
@@ -43,12 +50,10 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
 
     Raises:
         UnknownNameError: no schedule or option of that name.
-        InputError: a schedule that needs a metric.
+        InputError: a schedule that needs a metric, or an option that is wrong or missing.
     """
     if scheduler == "lambda_cosine":
-        for name in options:
-            if name not in (accepted := ("cosine_anneal", "max_steps", "warmup_steps")):
-                raise unknown_name("option of lambda_cosine", name, accepted)
+        _check_cosine(options)
         return scheduler
     if isinstance(scheduler, str):
         classes = {name: getattr(lr_scheduler, name) for name in lr_scheduler.__all__}
@@ -59,7 +64,28 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
         raise InputError("lr_scheduler: ReduceLROnPlateau needs a metric; use a schedule that counts steps")
     if not callable(scheduler):
         raise InputError(f"lr_scheduler={scheduler!r} must be 'lambda_cosine' or a torch scheduler class")
+    try:
+        inspect.signature(scheduler).bind(None, **options)
+    except TypeError as error:
+        name = getattr(scheduler, "__name__", scheduler)
+        raise InputError(f"lr_scheduler_kwargs: {name}: {error}") from None
+    except ValueError:  # no signature to look at
+        pass
     return scheduler
+
+
+def _check_cosine(options: Mapping[str, Any]) -> None:
+    where = "lr_scheduler_kwargs"
+    for name in options:
+        if name not in _COSINE_OPTIONS:
+            raise unknown_name("option of lambda_cosine", name, _COSINE_OPTIONS)
+    for name in ("warmup_steps", "max_steps"):
+        if options.get(name):
+            positive_int(where, name, options[name])
+    if number(where, "floor", options.get("floor", 0)) > 1:
+        raise InputError(f"{where}: floor={options['floor']!r} must be a share of the learning rate, 0 to 1")
+    if not isinstance(options.get("cosine_anneal", False), bool):
+        raise InputError(f"{where}: cosine_anneal={options['cosine_anneal']!r} must be true or false")
 
 
 def build_scheduler(

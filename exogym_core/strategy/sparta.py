@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.arguments import one_argument, positive_int
+from exogym_core.strategy.arguments import fraction, one_argument, positive_int
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
@@ -92,6 +92,6 @@ class SPARTAStrategy(CommunicateOptimizeStrategy):
     ) -> None:
         where = type(self).__name__
         every = one_argument(where, 1, interval=interval, sparta_interval=sparta_interval)
-        self.index_selector = selector_named(index_selector, p_sparta)
+        self.index_selector = selector_named(index_selector, fraction(where, "p_sparta", p_sparta))
         sparse = SparseCommunicator(self.index_selector, every)
         super().__init__([sparse], optim_spec=optim_spec, **options)

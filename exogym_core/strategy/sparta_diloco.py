@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.arguments import one_argument
+from exogym_core.strategy.arguments import fraction, one_argument
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy
 from exogym_core.strategy.diloco import DiLoCoCommunicator
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
@@ -60,7 +60,7 @@ class SPARTADiLoCoStrategy(CommunicateOptimizeStrategy):
         where = type(self).__name__
         self.H = one_argument(where, 100, H=H, local_steps=local_steps, num_inner_steps=num_inner_steps)
         self.sparta_interval = one_argument(where, 1, sparta_interval=sparta_interval, interval=interval)
-        self.index_selector = selector_named(index_selector, p_sparta)
+        self.index_selector = selector_named(index_selector, fraction(where, "p_sparta", p_sparta))
         self.sparse_comm = SparseCommunicator(self.index_selector, self.sparta_interval)
         self.diloco_comm = DiLoCoCommunicator(
             self.H, outer_optim_spec, outer_lr=outer_lr, outer_momentum=outer_momentum, codec=codec

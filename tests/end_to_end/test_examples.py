@@ -119,8 +119,10 @@ def test_opendiloco_has_six_runs() -> None:
         settings, (entry,) = experiment.settings, experiment.strategies
         assert settings.steps == 88_000
         assert settings.autocast
-        assert entry.options["optim_spec"] == {"name": "adamw", "weight_decay": 0.1, "betas": [0.9, 0.95]}
-        assert entry.options["lr_scheduler_kwargs"]["max_lr"] == 4e-4
+        adamw = {"name": "adamw", "lr": 4e-4, "weight_decay": 0.1, "betas": [0.9, 0.95]}
+        assert entry.options["optim_spec"] == adamw
+        schedule = {"warmup_steps": 1000, "cosine_anneal": True, "floor": 0}
+        assert entry.options["lr_scheduler_kwargs"] == schedule
         size, _, rounds = name.replace("-ddp", "").partition("-diloco-")
         assert settings.model is not None
         assert settings.model.options["preset"] == size
