@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exogym_core.workers import rng
 from exogym_core.workers.arena import Arena
-from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.rng import RandomStates, seed_device
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError
 
@@ -58,7 +59,9 @@ def test_a_wrong_option_is_told_in_one_line(spec: Any, line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
-draws = st.lists(st.sampled_from(["rand", "randn", "seed", "random", "torch", "integers"]), max_size=6)
+GPU = torch.Generator()  # in the place of a GPU's, which is got and set in the same way
+
+draws = st.lists(st.sampled_from(["rand", "randn", "seed", "random", "torch", "integers", "gpu"]), max_size=6)
 
 
 def draw(kind: str) -> Any:
@@ -73,30 +76,54 @@ def draw(kind: str) -> Any:
             return random.gauss(0, 1)
         case "torch":
             return float(torch.rand(()))
+        case "gpu":
+            return float(torch.rand((), generator=GPU))
     return np.random.randint(100)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), draws), max_size=8))
 def test_generators_that_travel_are_as_good_as_ones_own(turns: list[tuple[int, list[str]]]) -> None:
     """Three ranks by turns draw what each would have drawn alone."""
-    outside = RandomStates.of_process()
-    alone = []
-    for rank in range(3):
-        states = RandomStates(7, rank)
-        states.load()
-        alone.append([draw(kind) for who, kinds in turns if who == rank for kind in kinds])
-    together: list[list[Any]] = [[], [], []]
-    ranks = [RandomStates(7, rank) for rank in range(3)]
-    outside.load()
-    inside = outside
-    for who, kinds in turns:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rng, "_cuda_generators", lambda: (GPU,))
+        outside = RandomStates.of_process()
+        alone = []
+        for rank in range(3):
+            RandomStates(7, rank).load()
+            GPU.manual_seed(rank)
+            alone.append([draw(kind) for who, kinds in turns if who == rank for kind in kinds])
+        together: list[list[Any]] = [[], [], []]
+        ranks = [RandomStates(7, rank) for rank in range(3)]
+        begun: set[int] = set()
+        outside.load()
+        inside = outside
+        for who, kinds in turns:
+            inside.save()
+            ranks[who].load(inside)
+            inside = ranks[who]
+            if who not in begun:  # a rank seeds its GPU itself, as it begins
+                GPU.manual_seed(who)
+                begun.add(who)
+            together[who] += [draw(kind) for kind in kinds]
         inside.save()
-        ranks[who].load(inside)
-        inside = ranks[who]
-        together[who] += [draw(kind) for kind in kinds]
-    inside.save()
-    outside.load(inside)
-    assert together == alone
+        outside.load(inside)
+        assert together == alone
+
+
+def test_a_rank_has_a_stream_of_its_own_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    seed_device(torch.device("cuda"), 7, rank=1)
+    seed_device(torch.device("cuda:1"), 7, rank=2)
+    seed_device(torch.device("cpu"), 7, rank=3)
+    seeds = [gpu.initial_seed() for gpu in gpus]
+    assert seeds[0] != seeds[1]
+    outside = RandomStates.of_process()
+    RandomStates(7, 2).load()
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=gpus[1]))  # as on the CPU
+    outside.load()
 
 
 @pytest.mark.parametrize("num_elements", [0, 1, 1023, 100_000])

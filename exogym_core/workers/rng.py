@@ -1,7 +1,8 @@
 """Random generators that belong to a rank, though the process has only one of each.
 
-torch's default generator, numpy's and `random`'s are one per process. Ranks that share a process take turns;
-on every hand-over the leaving rank's states are kept and the entering rank's put in place.
+torch's default generators (one on the CPU, one a GPU), numpy's and `random`'s are one per process. Ranks that
+share a process take turns; on every hand-over the leaving rank's states are kept and the entering rank's put
+in place.
 
 The proper ways to get and set the states of numpy's and Python's generators make 625 Python integers or take
 36 us; two of them a hand-over cost a tenth of a small model's step. Both are Mersenne twisters whose 2,500 bytes of
@@ -14,12 +15,17 @@ import ctypes
 import random
 import struct
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-__all__ = ["RandomStates"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["RandomStates", "seed_device"]
 
 _TWISTER_BYTES = 625 * 4  # 624 words and the position among them
 
@@ -40,20 +46,46 @@ def _python_address() -> int:
     return address if (*words, position) == random.getstate()[1] else 0
 
 
+def _cuda_generators() -> Sequence[torch.Generator]:
+    """The default generators of all GPUs; none until something has been done on one."""
+    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+
+
+def _stream_words(seed: int, rank: int) -> list[int]:
+    """What the streams of (seed, rank) are made from, the same wherever the rank runs."""
+    return [int(word) for word in np.random.SeedSequence([seed % 2**64, rank]).generate_state(4)]
+
+
+def _torch_seed(words: Sequence[int]) -> int:
+    return words[0] << 32 | words[1]
+
+
+def seed_device(device: torch.device, seed: int, rank: int) -> None:
+    """Give rank `rank`, which begins to compute on `device`, a stream of its own there.
+
+    `RandomStates` cannot do it beforehand: it would have to start CUDA in processes that do not use it.
+    """
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        torch.cuda.default_generators[index].manual_seed(_torch_seed(_stream_words(seed, rank)))
+
+
 class RandomStates:
-    """The states of torch's, numpy's and `random`'s global generators as one rank left them.
+    """The states of the process's global generators as one rank left them.
 
     Besides the twister's words, numpy's and Python's generators keep a Gaussian for the next call. Python's is an
     attribute; numpy's can only be had the slow way, which is taken when the rank has drawn or one was kept.
     """
 
     def __init__(self, seed: int, rank: int) -> None:
-        """A stream of its own for (seed, rank), the same wherever the rank runs."""
-        words = np.random.SeedSequence([seed % 2**64, rank]).generate_state(4, dtype=np.uint32)
-        self._torch = torch.Generator().manual_seed(int(words[0]) << 32 | int(words[1])).get_state()
-        self._random: Any = random.Random(int(words[2])).getstate()
+        """A stream of its own for (seed, rank)."""
+        words = _stream_words(seed, rank)
+        self._torch = torch.Generator().manual_seed(_torch_seed(words)).get_state()
+        self._cuda: list[Tensor] = []  # of no device before the rank has left one
+        self._random: Any = random.Random(words[2]).getstate()
         self._random_words: bytes | None = None
-        self._numpy: Any = np.random.RandomState(int(words[3])).get_state(legacy=False)
+        self._numpy: Any = np.random.RandomState(words[3]).get_state(legacy=False)
         self._numpy_words: bytes | None = None
 
     @classmethod
@@ -66,6 +98,7 @@ class RandomStates:
     def save(self) -> None:
         """Keep the process's generators as this rank's."""
         self._torch = torch.default_generator.get_state()
+        self._cuda = [generator.get_state() for generator in _cuda_generators()]
         address = _python_address()
         if address:
             self._random_words = ctypes.string_at(address, _TWISTER_BYTES)
@@ -85,6 +118,8 @@ class RandomStates:
             leaving: whose states the process holds now, just saved; None if nobody knows.
         """
         torch.default_generator.set_state(self._torch)
+        for generator, state in zip(_cuda_generators(), self._cuda, strict=False):
+            generator.set_state(state)
         if self._random_words is not None:
             ctypes.memmove(_python_address(), self._random_words, _TWISTER_BYTES)
             random._inst.gauss_next = self._random  # type: ignore[attr-defined]
