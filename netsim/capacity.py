@@ -69,9 +69,13 @@ class Capacity:
         self._up[link] = up
         self._refresh(link)
 
-    def narrowest(self, path: Path) -> float:
-        """Payload in bytes per second that the narrowest link of a path can carry when nothing is broken."""
-        return float(self._nominal[list(path.links)].min()) * self._payload_share
+    def narrowest(self, path: Path) -> tuple[float, int]:
+        """What the narrowest link of a path (the first of several) carries when nothing is broken, and which it is.
+
+        Returns payload in bytes per second, and the link's index.
+        """
+        link = min(path.links, key=self._nominal.__getitem__)
+        return float(self._nominal[link]) * self._payload_share, link
 
     def rates(self, links: IntArray, back: IntArray, weights: FloatArray, caps: FloatArray) -> FloatArray:
         """Payload bytes per second of transfers that share links among themselves and with no others.

@@ -38,6 +38,7 @@ class Link:
     bits_per_second: float
     latency_seconds: float
     loss: float
+    queue_packets: int | None = None  # None: as the protocol says
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:

@@ -206,8 +206,9 @@ class Network:
         if channel is None:
             window = None
             if protocol.has_windows and path.links and limit == math.inf:
-                narrowest = self._capacity.narrowest(path)
-                window = Window(protocol, path.round_trip_seconds, path.loss, narrowest)
+                rate, link = self._capacity.narrowest(path)
+                queue = self.topology.links[link].queue_packets or protocol.queue_packets
+                window = Window(protocol, path.round_trip_seconds, path.loss, rate, queue)
             channel = self._channels[key] = Channel(key, path, window, limit)
         return channel
 

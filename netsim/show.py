@@ -81,9 +81,11 @@ def _links(network: Topology) -> Table:
             group = region.get(link.source)
             rows[(f"{group}.*" if group else link.source, link.target, *_figures(link, back))] += 1
     title = f"{len(network.links) // 2:,} links"
-    table = _table(title, "from", "to", "number", "bandwidth", "and back", "latency", "loss")
+    # Few files know queues.
+    queue = ("queue",) if any(link.queue_packets for link in network.links) else ()
+    table = _table(title, "from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue)
     for (source, target, *figures), number in list(rows.items())[:_MANY_ROWS]:
-        table.add_row(source, target, f"{number:,}", *figures)
+        table.add_row(source, target, f"{number:,}", *figures[: 4 + len(queue)])
     if len(rows) > _MANY_ROWS:
         table.add_row(f"and {len(rows) - _MANY_ROWS:,} more")
     return table
@@ -91,7 +93,8 @@ def _links(network: Topology) -> Table:
 
 def _figures(link: Link, back: Link) -> tuple[str, ...]:
     rates = (format_bits_per_second(link.bits_per_second), format_bits_per_second(back.bits_per_second))
-    return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss))
+    queue = "" if link.queue_packets is None else f"{link.queue_packets:,}"
+    return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue)
 
 
 def _matrices(network: Topology) -> tuple[str, list[Table]]:

@@ -24,7 +24,7 @@ one. Over many losses the mean is the response function of that RFC (equation 5,
 windows); a transfer too short for a loss does not meet one.
 
 **Queue.** A round of slow start arrives at twice the rate at which it drains, and must find room for half of it in
-its share of the bottleneck's queue of `queue_packets`; and so must what the pipe does not hold. Otherwise the queue
+its share of the queue of the path's narrowest link; and so must what the pipe does not hold. Otherwise the queue
 runs full (`netsim.overflow`), and CUBIC takes over. Slow start ends without a loss one round after the pipe is full,
 since HyStart hears the queue grow (Ha and Rhee 2011): a queue that held that is not overrun later.
 
@@ -101,10 +101,16 @@ class Window:
         round_trip_seconds: of the connection's path.
         loss: share of packets that the path loses.
         bytes_per_second: payload that the narrowest link of the path carries.
+        queue_packets: that the queue of that link holds; None: enough for any window.
     """
 
     def __init__(
-        self, protocol: Protocol, round_trip_seconds: float, loss: float, bytes_per_second: float
+        self,
+        protocol: Protocol,
+        round_trip_seconds: float,
+        loss: float,
+        bytes_per_second: float,
+        queue_packets: float | None,
     ) -> None:
         self._round_trip = round_trip_seconds
         self._least_timeout = protocol.minimum_timeout_seconds
@@ -127,8 +133,7 @@ class Window:
         self._lost_at = math.nan  # window at the last loss; a number while CUBIC rules
         self._lost = 0.0  # when that was
         self._bytes_per_second = bytes_per_second
-        packets = protocol.queue_packets
-        self._queue = math.inf if packets is None else packets * protocol.segment_bytes
+        self._queue = math.inf if queue_packets is None else queue_packets * protocol.segment_bytes
         # What the acknowledgement of one segment would have let go, missing from the first doubling.
         self._owed = 0.0 if protocol.quick_acks else 2 * self._segment
         self._has_filled = False  # the pipe, before the current round

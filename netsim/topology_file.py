@@ -49,8 +49,7 @@ class _Pipe:
     target: str
     up: float
     down: float
-    latency_seconds: float
-    loss: float
+    quality: tuple[float, float, int | None]  # latency in seconds, loss, packets that the queue holds
 
 
 @dataclass
@@ -155,9 +154,7 @@ class _Builder:
         seen: dict[tuple[str, str], KeyPath] = {}
         for region, area in self.file.regions.items():
             for number in range(area.hosts):
-                pipes.append(
-                    _Pipe(f"{region}.{number}", region, *area.rates, area.latency_seconds, area.loss)
-                )
+                pipes.append(_Pipe(f"{region}.{number}", region, *area.rates, area.quality))
                 seen[f"{region}.{number}", region] = ("regions", region)
         for key, entries, known, what in (
             ("links", self.file.links, nodes.paths.keys(), "host or router"),
@@ -191,7 +188,7 @@ class _Builder:
             self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
             return None
         seen[one, other] = path
-        return _Pipe(one, other, *entry.rates, entry.latency_seconds, entry.loss)
+        return _Pipe(one, other, *entry.rates, entry.quality)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
         """Whether all names given (at their key paths) are known; the others become problems."""
@@ -304,10 +301,9 @@ def _repeated(names: Sequence[str]) -> str:
 def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
     ways: list[tuple[int, int, Any]] = []
     for pipe in pipes:
-        common = (pipe.latency_seconds, pipe.loss)
         one, other = rank[pipe.source], rank[pipe.target]
-        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *common)))
-        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *common)))
+        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *pipe.quality)))
+        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *pipe.quality)))
     ways.sort()  # no two have the same ends
     return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
 

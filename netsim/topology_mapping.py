@@ -61,7 +61,7 @@ def _rates(both: str, link: Link, back: Link) -> dict[str, Any]:
 def _quality(link: Link) -> dict[str, Any]:
     return {
         "latency": _time(link.latency_seconds),
-        **_given(loss=_percentage(link.loss) if link.loss else None),
+        **_given(loss=_percentage(link.loss) if link.loss else None, queue=link.queue_packets),
     }
 
 

@@ -90,6 +90,12 @@ def _loss(value: object) -> float:
     return loss
 
 
+def _packets(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"expected a whole number of packets, at least 1, got {shown(value)}")
+    return value
+
+
 def _series(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
@@ -123,24 +129,27 @@ Interval: TypeAlias = Annotated[float, BeforeValidator(_interval), _TIME_SCHEMA]
 Loss: TypeAlias = Annotated[float, BeforeValidator(_loss), _quantity("0.01 %", "%")]
 Share: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), _quantity("50 %", "%")]
 Bytes: TypeAlias = Annotated[int, BeforeValidator(parse_bytes), _quantity("4 MiB", "([kMGT]i?)?B")]
+Packets: TypeAlias = Annotated[int, BeforeValidator(_packets), Field(json_schema_extra={"minimum": 1})]
 Ends: TypeAlias = Annotated[list[Name], Field(min_length=2, max_length=2)]
 Series: TypeAlias = Annotated[Any, BeforeValidator(_series)]
 Direction: TypeAlias = Literal["both", "up", "down"]
 
 
 class _Pipe(Schema):
-    """What links and regions' network cards have in common: rates each way, one-way latency, loss."""
+    """What links and regions' network cards have in common: rates each way, latency, loss, queue."""
 
     up: Rate | None = None
     down: Rate | None = None
     latency: Duration | None = None
     rtt: Duration | None = None
     loss: Loss = 0.0
+    queue: Packets | None = None
 
     @property
-    def latency_seconds(self) -> float:
-        """One-way latency; 0 where none is given."""
-        return self.rtt / 2 if self.rtt is not None else self.latency or 0.0
+    def quality(self) -> tuple[float, float, int | None]:
+        """One-way latency in seconds, 0 where none is given; loss; packets that the queue holds."""
+        seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
+        return seconds, self.loss, self.queue
 
     def _rates(self, both_ways: float | None) -> tuple[float, float]:
         return (self.up or 0.0, self.down or 0.0) if both_ways is None else (both_ways, both_ways)

@@ -115,6 +115,14 @@ MISTAKES = {
         changed("latency: 1 ms", "loss: 100 %"),
         "7: links[0].loss: expected a loss below 100 %, got '100 %': leave out the link instead",
     ),
+    "queue in bytes": (
+        changed("latency: 1 ms", "queue: 1 MB"),
+        "7: links[0].queue: expected a whole number of packets, at least 1, got '1 MB'",
+    ),
+    "no queue": (
+        changed("latency: 1 ms", "queue: 0"),
+        "7: links[0].queue: expected a whole number of packets, at least 1, got 0",
+    ),
     "latency and rtt": (
         changed("latency: 1 ms", "latency: 1 ms, rtt: 2 ms"),
         "7: links[0]: give either latency (one way) or rtt (twice that), not both",
@@ -134,7 +142,7 @@ MISTAKES = {
     "misspelt key of a link": (
         changed("bandwidth", "bandwith"),
         "7: links[0].bandwith: unknown key 'bandwith': did you mean 'bandwidth'? "
-        "Accepted: bandwidth, between, latency, rtt, down, loss, up",
+        "Accepted: bandwidth, between, latency, rtt, down, loss, queue, up",
     ),
     "misspelt key of the file": (
         changed("routers", "router"),

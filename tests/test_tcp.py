@@ -152,6 +152,18 @@ def test_a_short_queue_costs_a_window() -> None:
     assert seconds(topology, 100_000_000, {"preset": "linux-tcp", "queue": 1152}) == deep
 
 
+def test_a_link_tells_its_own_queue() -> None:
+    """That of a path's narrowest link counts, first of the file's, then of the protocol's."""
+    links = [
+        {"between": ["a", "r"], "bandwidth": "10 Gbit/s", "latency": "20 ms", "queue": 10},
+        {"between": ["r", "b"], "bandwidth": "1 Gbit/s", "latency": "30 ms", "queue": 700},
+    ]
+    topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "routers": ["r"], "links": links})
+    protocol = {"preset": "linux-tcp", "queue": 700}
+    assert seconds(topology, 50_000_000) == seconds(pair(mbit=1000), 50_000_000, protocol)
+    assert seconds(topology, 50_000_000, "gloo") > seconds(pair(mbit=1000), 50_000_000, "gloo")
+
+
 def test_hystart_keeps_a_full_pipe_from_overrunning_the_queue() -> None:
     """Without it the window would grow to 2,896 segments, of which 412 are in the pipe and 1,000 in the queue."""
     topology = pair(round_trip="50 ms")

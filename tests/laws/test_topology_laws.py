@@ -79,6 +79,7 @@ def _link(draw: st.DrawFn, pair: tuple[str, str]) -> dict[str, Any]:
         "up": draw(st.sampled_from(RATES)),
         "down": draw(st.sampled_from(RATES)),
         "loss": "0.07 %",
+        "queue": draw(st.integers(1, 10_000)),
     }
 
 
