@@ -28,9 +28,12 @@ from netsim.clock import Clock
 from netsim.errors import DeadlockError, InputError, NetsimError, unknown_name
 from netsim.faults import Faults
 from netsim.network import Network
+from netsim.outage import transfers_waiting
 from netsim.protocol import Protocol
 from netsim.topology import Topology
-from netsim.trace import Recorder
+from netsim.trace import tracing
+from netsim.traffic import BackgroundConnection
+from netsim.usage import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     import simpy
 
     from netsim.fairness import FloatArray
+    from netsim.trace import Recorder
 
 __all__ = ["Flow", "FlowTable", "command", "play_flows", "read_flows"]
 
@@ -242,6 +246,7 @@ def _play_on_network(
     faults = Faults(network)
     finish = np.full(len(flows), math.inf)
     under_way = set(range(len(flows)))
+    row_of: dict[int, int] = {}  # by transfer
     idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
     opened: defaultdict[tuple[int, int], int] = defaultdict(int)
 
@@ -266,7 +271,7 @@ def _play_on_network(
             else:
                 connection = opened[hosts]
                 opened[hosts] += 1
-            network.send(
+            sent = network.send(
                 flow.src,
                 flow.dst,
                 flow.num_bytes,
@@ -274,9 +279,12 @@ def _play_on_network(
                 connection=connection,
                 on_dropped=partial(end, number, hosts, connection),
             )
+            row_of[sent] = number
 
     def give_up(reason: str) -> None:
-        raise DeadlockError(f"{reason}, and {_told(topology, flows, under_way)}: let an event bring it back")
+        waiting = transfers_waiting(network, lambda connection: isinstance(connection, BackgroundConnection))
+        told = _told(topology, flows, [row_of[each.number] for each in waiting] or under_way)
+        raise DeadlockError(f"{reason}, and {told}: let an event bring it back")
 
     faults.on_stuck = give_up
     clock.process(start())
@@ -352,13 +360,13 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
     parsed = Protocol.parse(network.protocol if protocol is None else protocol)
     table = read_flows(flows, network)
     progress = _PatientProgress(len(table.flows))
-    recorder = Recorder() if trace is not None else None
-    try:
-        finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
-    finally:
-        progress.stop()
-    if recorder is not None and trace is not None:
-        recorder.write(trace)
+    with tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True)) as recorder:
+        try:
+            finish = play_flows(
+                network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder
+            )
+        finally:
+            progress.stop()
     if out is None:
         table.write(finish, sys.stdout)
     else:

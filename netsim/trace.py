@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -25,13 +26,13 @@ from netsim.errors import InputError
 from netsim.traffic import BackgroundConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from netsim.fairness import FloatArray, IntArray
     from netsim.kernel import Span
     from netsim.network import Network
 
-__all__ = ["Recorder", "TransferRecord"]
+__all__ = ["Recorder", "TransferRecord", "tracing"]
 
 _FIRST_HOST = 100_000  # process ids: ranks from 1, hosts and links from here
 _LINKS = 1_000_000
@@ -70,12 +71,14 @@ class Recorder:
         transfers: by id.
         link_use: link index -> (instant, payload bytes per second from then on), in order.
         spans: what ranks did; give `spans.append` to `netsim.kernel.Kernel` as `on_span`.
+        unfinished_spans: called for what ranks are doing when the file is written; a kernel's, where there is one.
     """
 
     def __init__(self) -> None:
         self.transfers: dict[int, TransferRecord] = {}
         self.link_use: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
         self.spans: list[Span] = []
+        self.unfinished_spans: Callable[[], list[Span]] = list
         self._network: Network | None = None
         self._rates: dict[int, float] = {}
         self._users: defaultdict[int, dict[int, None]] = defaultdict(dict)  # transfers by link
@@ -173,6 +176,38 @@ class Recorder:
         file.write(b"\n]}\n")
 
 
+@contextmanager
+def tracing(
+    path: str | Path | None, hosts: Sequence[int], tell: Callable[[str], object]
+) -> Iterator[Recorder | None]:
+    """A recorder for what is inside, whose trace is written at the end, whatever that is; None without a path.
+
+    Args:
+        path: the file.
+        hosts: the host of each rank.
+        tell: told in a line that what is inside was cut short, and where the trace is.
+
+    Raises InputError where it cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    if not Path(path).parent.is_dir():
+        raise InputError(f"{path}: cannot be written: there is no folder {Path(path).parent}")
+    recorder = Recorder()
+    try:
+        yield recorder
+    except BaseException:
+        try:
+            recorder.write(path, hosts)
+        except InputError as problem:
+            tell(f"trace: {problem}")
+        else:
+            tell(f"{path}: what happened until the run was cut short")
+        raise
+    recorder.write(path, hosts)
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
@@ -212,7 +247,8 @@ class _Events:
         yield from self._counters()
 
     def _spans(self, named: dict[_Row, None]) -> Iterator[dict[str, Any]]:
-        for span in sorted(self._recorder.spans, key=lambda span: (span.begin_seconds, span.rank)):
+        spans = [*self._recorder.spans, *self._recorder.unfinished_spans()]
+        for span in sorted(spans, key=lambda span: (span.begin_seconds, span.rank)):
             row = self._row(span.rank + 1, span.kind, span.begin_seconds, span.end_seconds)
             named[row] = None
             arguments = {} if span.num_bytes is None else {"bytes": span.num_bytes}
@@ -319,14 +355,16 @@ class _Events:
 
 
 def _slice(row: _Row, name: str, begin: float, end: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    start = _micros(begin)
     return {
         "ph": "X",
         "name": name,
         "cat": row.kind,
         "pid": row.process,
         "tid": row.thread,
-        "ts": _micros(begin),
-        "dur": _micros(end - begin),
+        "ts": start,
+        # Of rounded instants, not rounded itself: what follows at once must not begin before this has ended.
+        "dur": round(_micros(end) - start, 3),
         "args": arguments,
     }
 

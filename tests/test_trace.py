@@ -17,7 +17,7 @@ from exogym_core.cli import main
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.clock import Clock
 from netsim.collectives.command import command as collective_command
-from netsim.errors import InputError
+from netsim.errors import DeadlockError, InputError, RankError
 from netsim.faults import Faults
 from netsim.flows import command as flows_command
 from netsim.flows import play_flows
@@ -59,9 +59,16 @@ def body(comm: Communicator) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    events = json.loads(text)["traceEvents"]
+    document = json.loads(text, parse_constant=pytest.fail, object_pairs_hook=without_doubles)
+    events = document.pop("traceEvents")
+    assert document == {"displayTimeUnit": "ms"}
     assert isinstance(events, list)
     return events
+
+
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
 
 
 def test_transfers_and_the_use_of_links_are_kept_as_they_happen() -> None:
@@ -133,25 +140,72 @@ def test_a_run_shows_ranks_rows_links_and_arrows(tmp_path: Path) -> None:
     check_well_formed(events)
 
 
+NUMBER = (int, float)
+PLACE = {"pid": int, "tid": int}
+TIMED = {**PLACE, "name": str, "cat": str, "ts": NUMBER}
+# What an event of each phase has: no more, no less (Trace Event Format).
+FIELDS: dict[str, dict[str, Any]] = {
+    "X": {**TIMED, "dur": NUMBER, "args": dict},
+    "s": {**TIMED, "id": int},
+    "f": {**TIMED, "id": int, "bp": str},
+    "C": {"pid": int, "name": str, "ts": NUMBER, "args": dict},
+}
+METADATA = {"process_name": str, "process_sort_index": int, "thread_name": str, "thread_sort_index": int}
+
+
+def nanoseconds(micros: float) -> int:
+    """What a reader that counts in nanoseconds makes of it; nothing is lost."""
+    whole = round(micros * 1000)
+    assert whole >= 0
+    assert whole / 1000 == pytest.approx(micros, rel=1e-12)
+    return whole
+
+
 def check_well_formed(events: list[dict[str, Any]]) -> None:
-    """Slices of one row do not overlap, and arrows lead from slice to slice."""
-    rows: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    """Read as a strict reader does: fields and types; every row named, once; slices of a row apart; arrows from
+    slice to slice, forward; counters in order of time."""
+    names: dict[tuple[Any, ...], Any] = {}
+    rows: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    arrows: dict[tuple[str, int], dict[str, Any]] = {}
+    counted: dict[tuple[int, str], int] = {}
     for event in events:
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        phase = event["ph"]
+        if phase == "M":
+            kind = METADATA[event["name"]]
+            (value,) = event["args"].values()
+            assert type(value) is kind
+            key = (event["name"], event["pid"], event.get("tid"))
+            assert key not in names
+            names[key] = value
+            continue
+        assert event.keys() == {"ph", *FIELDS[phase]}
+        for name, kind in FIELDS[phase].items():
+            assert isinstance(event[name], kind), (name, event)
+        place = (event["pid"], event.get("tid"))
+        assert ("process_name", event["pid"], None) in names
+        assert phase == "C" or ("thread_name", *place) in names
+        now = nanoseconds(event["ts"])
+        if phase == "X":
+            rows[event["pid"], event["tid"]].append((now, now + nanoseconds(event["dur"])))
+        elif phase == "C":
+            assert all(isinstance(value, NUMBER) and value >= 0 for value in event["args"].values())
+            assert counted.get((event["pid"], event["name"]), -1) <= now
+            counted[event["pid"], event["name"]] = now
+        else:
+            assert (phase, event["id"]) not in arrows
+            assert phase == "s" or event["bp"] == "e"
+            arrows[phase, event["id"]] = event
     for row in rows.values():
         row.sort()
-        assert all(one[1] <= other[0] + 0.002 for one, other in itertools.pairwise(row))
-    starts = {event["id"]: event for event in events if event["ph"] == "s"}
-    ends = {event["id"]: event for event in events if event["ph"] == "f"}
-    assert starts
-    assert starts.keys() == ends.keys()
-    for number, start in starts.items():
-        assert start["ts"] <= ends[number]["ts"]
-        for end in (start, ends[number]):
-            spans = rows[end["pid"], end["tid"]]
-            assert any(begin <= end["ts"] <= stop + 0.001 for begin, stop in spans)
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(row))
+    assert {number for phase, number in arrows if phase == "s"} == {
+        number for phase, number in arrows if phase == "f"
+    }
+    for (phase, number), event in arrows.items():
+        assert arrows["s", number]["ts"] <= event["ts"] <= arrows["f", number]["ts"]
+        assert arrows["s", number]["name"] == arrows["f", number]["name"]
+        now = nanoseconds(event["ts"])
+        assert any(begin <= now <= end for begin, end in rows[event["pid"], event["tid"]]), phase
 
 
 def test_hosts_with_several_ranks_have_their_messages_in_a_process_of_their_own(tmp_path: Path) -> None:
@@ -209,3 +263,141 @@ def test_netgym_run_writes_a_trace_on_request_and_the_same_run_otherwise(
     names = [event["name"] for event in events if event["ph"] == "X" and event["pid"] == 1]
     assert names.count("compute") >= 3
     assert names.count("all_reduce") >= 3
+
+
+# -- runs that are cut short -------------------------------------------------------------------------------------
+
+
+def slices(path: Path, process: int, kind: str) -> list[tuple[str, float, float]]:
+    """Names, begins and ends in seconds."""
+    return [
+        (event["name"], event["ts"] / 1e6, round((event["ts"] + event["dur"]) / 1e6, 9))
+        for event in read(path)
+        if event["ph"] == "X" and event["pid"] == process and event["cat"] == kind
+    ]
+
+
+def forlorn(comm: Communicator) -> None:
+    """All compute; then rank 1 waits for a message that rank 0 never sends."""
+    comm.advance(1.0)
+    comm.all_reduce(torch.ones(1))
+    if comm.rank == 0:
+        comm.advance(2.0)
+        comm.flush()
+    elif comm.rank == 1:
+        comm.recv(torch.empty(1), 0)
+
+
+@pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}])
+def test_a_deadlock_leaves_a_trace_of_what_happened_until_then(tmp_path: Path, workers: Any) -> None:
+    path = tmp_path / "t.json.gz"
+    with pytest.warns(UserWarning, match=f"{path}: what happened until the"), pytest.raises(DeadlockError):
+        run_ranks(forlorn, 2, PAIR, workers=workers, trace=path)
+    assert slices(path, 1, "compute")[0] == ("compute", 0.0, 1.0)
+    check_well_formed(read(path))
+
+
+def test_a_dead_link_leaves_a_trace_with_the_calls_and_messages_under_way(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    topology = Topology.from_mapping(
+        {
+            "hosts": {"a": {}, "b": {}},
+            "links": [{"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}],
+            "events": [{"at": "1.51 s", "link": ["a", "b"], "down": True}],
+            "drift": [{"link": ["a", "b"], "kind": "regime", "every": "1 s", "levels": ["100 %", "99.9 %"]}],
+        }
+    )
+
+    def body(comm: Communicator) -> None:
+        comm.advance(1.0)
+        if comm.rank == 0:
+            comm.send(torch.ones(250_000), 1)
+        else:
+            comm.recv(torch.empty(250_000), 0)
+
+    with pytest.warns(UserWarning, match="until the run was cut short"), pytest.raises(DeadlockError):
+        run_ranks(body, 2, topology, trace=path)
+    for process in (1, 2):
+        assert slices(path, process, "compute") == [("compute", 0.0, 1.0)]
+        ((name, begin, end),) = slices(path, process, "communication")
+        assert (name, begin) == ("sendrecv", 1.0)
+        assert end > 1.51
+        assert slices(path, process, "wait") == [("sendrecv", begin, end)]
+    ((_, begin, end),) = slices(path, 1, "sends")
+    assert begin == 1.0 < end
+    (message,) = [event for event in read(path) if event.get("cat") == "sends"]
+    assert message["args"]["unfinished"] is True
+    check_well_formed(read(path))
+
+
+def test_an_error_in_a_rank_leaves_a_trace(tmp_path: Path) -> None:
+    def body(comm: Communicator) -> None:
+        comm.advance(1.0)
+        comm.all_reduce(torch.ones(1))
+        comm.advance(1.0)
+        comm.all_reduce(torch.ones(1))
+        raise KeyError("mine")
+
+    path = tmp_path / "t.json.gz"
+    with (
+        pytest.warns(UserWarning, match="until the run was cut short"),
+        pytest.raises(RankError, match="mine"),
+    ):
+        run_ranks(body, 2, PAIR, trace=path)
+    assert len(slices(path, 1, "compute")) == 2
+    check_well_formed(read(path))
+
+
+def test_an_interrupted_run_leaves_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+
+    def stop(row: Any) -> None:
+        raise KeyboardInterrupt  # as Ctrl-C in the main thread, which plays the kernel
+
+    with pytest.warns(UserWarning, match="until the run was cut short"), pytest.raises(KeyboardInterrupt):
+        run_ranks(body, 4, two_sites(), trace=path, on_row=stop)
+    assert slices(path, 1, "compute")
+    check_well_formed(read(path))
+
+
+def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.mkdir()
+    with pytest.warns(UserWarning, match="trace: .* cannot be written"), pytest.raises(DeadlockError):
+        run_ranks(forlorn, 2, PAIR, trace=path)
+    assert [each.name for each in tmp_path.iterdir()] == ["t.json.gz"]
+
+
+def test_the_commands_leave_traces_of_what_fails(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(
+        "hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 8 Mbit/s, latency: 10 ms}\n"
+        "events:\n  - {at: 0.51 s, link: [a, b], down: true}\n"
+    )
+    (tmp_path / "flows.csv").write_text("start_s,src,dst,bytes\n0,a,b,100000\n0.1,a,b,1000000\n")
+    net, trace = str(tmp_path / "net.yaml"), tmp_path / "t.json"
+    arguments = [net, str(tmp_path / "flows.csv"), "--trace", str(trace)]
+    told = CliRunner().invoke(flows_command, arguments)
+    assert told.exit_code == 1
+    assert f"{trace}: what happened until the run was cut short" in told.output
+    first, second = slices(trace, 100_000, "sends")
+    assert first[2] < 0.3 < 0.51 <= second[2]
+    trace.unlink()
+    arguments = [net, "all_reduce", "--bytes", "1MB", "--repeat", "2", "--trace", str(trace)]
+    told = CliRunner().invoke(collective_command, arguments)
+    assert told.exit_code == 1
+    assert f"{trace}: what happened until the run was cut short" in told.output
+    for process in (1, 2):
+        assert [name for name, *_ in slices(trace, process, "communication")] == ["all_reduce"]
+    check_well_formed(read(trace))
+
+
+def test_crashes_are_rows_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    crash = {"at": "0.25 s", "host": "us.0", "crash": True, "for": "2 s"}
+    run = run_ranks(body, 4, two_sites(events=[crash]), trace=path)
+    assert slices(path, 3, "down") == [("host down", 0.25, 2.25)]
+    assert slices(path, 3, "lost") == [("compute", 0.0, 0.25)]
+    computing = slices(path, 3, "compute")
+    assert computing[0][1:] == pytest.approx((2.25, 2.55))
+    assert sum(end - begin for _, begin, end in computing) == pytest.approx(run.compute_seconds[2])
+    check_well_formed(read(path))

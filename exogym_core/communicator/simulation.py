@@ -18,7 +18,6 @@ from netsim.faults import Faults
 from netsim.kernel import Call, Enter, Kernel, instant_play
 from netsim.network import Network
 from netsim.protocol import Protocol
-from netsim.trace import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from netsim.errors import DeadlockError
     from netsim.kernel import Answer, Request, StampedRow
     from netsim.topology import Topology
+    from netsim.trace import Recorder
 
 __all__ = ["Schedules", "Simulation", "World"]
 
@@ -40,7 +40,6 @@ class World:
         hosts: the host of each rank (index into `topology.hosts`).
         protocol: how transfers use links.
         algorithms: op -> algorithm, for ops that shall not use the default one.
-        is_traced: keep all that happens, for a trace.
     """
 
     num_ranks: int
@@ -48,7 +47,6 @@ class World:
     hosts: tuple[int, ...]
     protocol: Protocol
     algorithms: Mapping[str, str]
-    is_traced: bool = False
 
     @classmethod
     def build(
@@ -58,8 +56,6 @@ class World:
         placement: Sequence[str] | None,
         protocol: object,
         algorithms: Mapping[str, str] | None,
-        *,
-        is_traced: bool = False,
     ) -> World:
         """Place the ranks, and settle the protocol: the one given, else the topology's, else ideal.
 
@@ -69,7 +65,7 @@ class World:
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         chosen = protocol if protocol is not None or topology is None else topology.protocol
         parsed = Protocol.parse(chosen)  # type: ignore[arg-type]
-        return cls(num_ranks, topology, hosts, parsed, dict(algorithms or {}), is_traced)
+        return cls(num_ranks, topology, hosts, parsed, dict(algorithms or {}))
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
         """The region of each of these ranks."""
@@ -135,9 +131,7 @@ class Simulation:
         on_row: told of every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, played before all else; empty for
             a run from the start.
-
-    Attributes:
-        recorder: what happened so far; None if the world is not traced.
+        recorder: keeps what happens; None: nobody wants to know.
     """
 
     def __init__(
@@ -148,15 +142,15 @@ class Simulation:
         on_answer: Callable[[int, Answer], None],
         on_row: Callable[[StampedRow], None],
         past: Sequence[Sequence[Request]] = (),
+        recorder: Recorder | None = None,
     ) -> None:
         self.world = world
         self.schedules = Schedules(world)
         self.exchange = Exchange(world.num_ranks, on_complete)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
-        self.recorder = Recorder() if world.is_traced else None
-        if self.recorder is not None and self.network is not None:
-            self.recorder.watch(self.network)
+        if recorder is not None and self.network is not None:
+            recorder.watch(self.network)
         faults = Faults(self.network) if self.network is not None else None
         self.kernel = Kernel(
             world.num_ranks,
@@ -167,10 +161,12 @@ class Simulation:
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=on_row,
             blame=faults.blame if faults is not None else _no_network,
-            on_span=self.recorder.spans.append if self.recorder is not None else None,
+            on_span=recorder.spans.append if recorder is not None else None,
             downtime=self.network.downtime if self.network is not None else None,
             hosts=world.hosts,
         )
+        if recorder is not None:
+            recorder.unfinished_spans = self.kernel.unfinished_spans
         if faults is not None:
             faults.on_stuck = self.kernel.give_up
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulation import World
     from exogym_core.workers.journal import Journal
     from netsim.kernel import Answer, StampedRow
+    from netsim.trace import Recorder
 
 __all__ = ["SECONDS_BETWEEN_ROWS", "Carrier"]
 
@@ -30,6 +31,7 @@ class Carrier(ABC):
         world: where it takes place.
         on_row: told of every row that a rank has marked, in order of virtual time.
         journal: what was requested before; gets the log.
+        recorder: keeps what happens; None: nobody wants to know.
 
     Attributes:
         simulation: played to its end when the run is through.
@@ -38,9 +40,15 @@ class Carrier(ABC):
         states: every rank's counters.
     """
 
-    def __init__(self, world: World, on_row: Callable[[StampedRow], None], journal: Journal) -> None:
+    def __init__(
+        self,
+        world: World,
+        on_row: Callable[[StampedRow], None],
+        journal: Journal,
+        recorder: Recorder | None,
+    ) -> None:
         self.simulation = Simulation(
-            world, self._let_run, self._completed, self._answered, on_row, journal.past
+            world, self._let_run, self._completed, self._answered, on_row, journal.past, recorder
         )
         journal.log = self.simulation.kernel.log
         self.failure = FirstFailure()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from exogym_core.workers.journal import Journal
     from exogym_core.workers.rank_block import Body
     from netsim.kernel import Answer, Key, StampedRow
+    from netsim.trace import Recorder
 
 __all__ = ["run_in_processes"]
 
@@ -53,8 +54,9 @@ class _ProcessRun(Carrier):
         arenas: Sequence[Arena],
         on_row: Callable[[StampedRow], None],
         journal: Journal,
+        recorder: Recorder | None,
     ) -> None:
-        super().__init__(world, on_row, journal)
+        super().__init__(world, on_row, journal, recorder)
         self._blocks, self._arenas = blocks, arenas
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._slots: dict[Key, Slot] = {}
@@ -195,6 +197,7 @@ def run_in_processes(
     intra_op_threads: int,
     on_row: Callable[[StampedRow], None],
     journal: Journal,
+    recorder: Recorder | None,
 ) -> Carrier:
     """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `processes` children.
 
@@ -215,7 +218,7 @@ def run_in_processes(
         with Children(target, processes, method=method) as children:
             for channel, arena in zip(children.channels, arenas, strict=True):
                 channel.send_fds([arena.fd])
-            run = _ProcessRun(world, blocks, arenas, on_row, journal)
+            run = _ProcessRun(world, blocks, arenas, on_row, journal, recorder)
             run.run(children)
             run.failure.raise_if_any()
     finally:

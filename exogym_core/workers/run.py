@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.threads import run_in_threads
 from netsim.errors import InputError, unknown_name
 from netsim.topology import Topology
+from netsim.trace import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +81,8 @@ def run_ranks(
         on_row: told of every marked row while the run goes on, in order of virtual time.
         journal: its past is played before what ranks request, rows included; its log is there while the run
             goes on.
-        trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.trace`).
+        trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.trace`). Of a
+            run that is cut short by an error or Ctrl-C it holds what happened until then, and a warning says so.
 
     Raises:
         MismatchError: ranks disagree about a call.
@@ -102,9 +105,7 @@ def run_ranks(
         return _over_gloo(body, num_ranks, seed)
     if transport != "netsim":
         raise unknown_name("transport", str(transport), ("netsim", "gloo"))
-    world = World.build(
-        num_ranks, _loaded(topology), placement, protocol, algorithms, is_traced=trace is not None
-    )
+    world = World.build(num_ranks, _loaded(topology), placement, protocol, algorithms)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     spec = WorkerSpec.parse(workers).settle(num_ranks, num_cores)
     rows: list[StampedRow] = []
@@ -117,17 +118,16 @@ def run_ranks(
     carrier = partial(run_in_threads, nth_core=os.getpid())
     if spec.processes is not None:
         carrier = partial(run_in_processes, processes=spec.processes)
-    run = carrier(
-        world,
-        body,
-        seed=seed,
-        intra_op_threads=spec.intra_op_threads,
-        on_row=take_row,
-        journal=journal if journal is not None else Journal(),
-    )
-    if trace is not None:
-        assert run.simulation.recorder is not None
-        run.simulation.recorder.write(trace, world.hosts)
+    with tracing(trace, world.hosts, warnings.warn) as recorder:
+        run = carrier(
+            world,
+            body,
+            seed=seed,
+            intra_op_threads=spec.intra_op_threads,
+            on_row=take_row,
+            journal=journal if journal is not None else Journal(),
+            recorder=recorder,
+        )
     kernel = run.simulation.kernel
     timed = world.topology is not None
     return RunResult(

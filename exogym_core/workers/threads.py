@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulation import World
     from exogym_core.workers.journal import Journal
     from netsim.kernel import Answer, Ask, Join, StampedRow
+    from netsim.trace import Recorder
 
 __all__ = ["run_in_threads"]
 
@@ -39,10 +40,11 @@ class _ThreadRun(Carrier):
         nth_core: int,
         on_row: Callable[[StampedRow], None],
         journal: Journal,
+        recorder: Recorder | None,
     ) -> None:
         ranks = range(world.num_ranks)
         self.turns = Turns(ranks, seed, intra_op_threads, nth_core)
-        super().__init__(world, on_row, journal)
+        super().__init__(world, on_row, journal, recorder)
         self.answers: dict[int, Answer] = {}
         self._next_rows = 0.0
 
@@ -151,6 +153,7 @@ def run_in_threads(
     nth_core: int,
     on_row: Callable[[StampedRow], None],
     journal: Journal,
+    recorder: Recorder | None,
 ) -> Carrier:
     """Run `body(comm)` on every rank of `world`.
 
@@ -160,7 +163,7 @@ def run_in_threads(
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
     """
-    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, journal)
+    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, journal, recorder)
     try:
         run.run(body)
     except NetsimError as error:

@@ -15,8 +15,9 @@ from netsim.collectives.timing import Timing, time_collective
 from netsim.errors import InputError, NetsimError
 from netsim.protocol import Protocol
 from netsim.topology import Topology
-from netsim.trace import Recorder
+from netsim.trace import tracing
 from netsim.units import format_bits_per_second, format_bytes, format_seconds, parse_bytes, parse_seconds
+from netsim.usage import plain_lines
 
 if TYPE_CHECKING:
     from netsim.collectives.schedules import Schedule
@@ -63,12 +64,10 @@ def command(
         pause_seconds = parse_seconds(pause)
         hosts = _hosts(net, ranks, op)
         made = _schedule(net, chosen, op, hosts, size, algorithm, root)
-        recorder = Recorder() if trace is not None else None
-        timing = time_collective(
-            net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
-        )
-        if recorder is not None and trace is not None:
-            recorder.write(trace, hosts)
+        with tracing(trace, hosts, lambda line: click.echo(plain_lines(line), err=True)) as recorder:
+            timing = time_collective(
+                net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+            )
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
     bound = lower_bound_seconds(made, hosts, net)

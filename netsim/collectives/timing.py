@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from netsim.clock import Clock
 from netsim.collectives.play import play
 from netsim.faults import Faults
-from netsim.kernel import Span
 from netsim.network import Network
+from netsim.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,13 +68,15 @@ def time_collective(
         start, before = clock.now, network.link_bytes
         ends = [np.inf] * made.num_ranks
         waiting = _Waiting(ends, clock)
+        if recorder is not None:
+            recorder.unfinished_spans = partial(waiting.spans, made, start)
         one = play(network, made, hosts, on_done=waiting.note)
         for member in range(made.num_ranks):
             one.arrive(member)
         faults.run_until(waiting.is_empty)
         if recorder is not None:
-            for member, end in enumerate(ends):
-                recorder.spans.append(Span(member, "communication", made.op, start, end, made.num_bytes))
+            recorder.spans += waiting.spans(made, start)
+            recorder.unfinished_spans = list
         ends = [end - start for end in ends]
         seconds.append(max(ends))
     return Timing(seconds, ends, (network.link_bytes - before).tolist())
@@ -90,6 +93,14 @@ class _Waiting:
     def note(self, member: int) -> None:
         self._ends[member] = self._clock.now
         self._num_left -= 1
+
+    def spans(self, made: Schedule, start: float) -> list[Span]:
+        """What each member has done since the start: until it was through, or until now."""
+        ends = (end if end < np.inf else self._clock.now for end in self._ends)
+        return [
+            Span(member, "communication", made.op, start, end, made.num_bytes)
+            for member, end in enumerate(ends)
+        ]
 
     def is_empty(self) -> bool:
         return not self._num_left
