@@ -87,7 +87,7 @@ def compare(
 
 def _settled(experiment: Experiment, result: FitResult, folder: RunFolder) -> Experiment:
     """What the first strategy found out: all others, and whoever runs the stored experiment, take the same."""
-    measured = experiment.compute.kind == "measured" and result.compute is not None
+    measured = experiment.compute.is_measured and result.compute is not None
     found = experiment.settings.minibatch_size == "auto" and result.minibatch_size is not None
     if measured:
         experiment = experiment.with_compute(Compute.parse(result.compute))

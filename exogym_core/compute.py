@@ -9,25 +9,28 @@ import statistics
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from exogym_core.coding import Coding
 from exogym_core.devices import DEFAULT_DEVICE, find_device
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_seconds, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
 
-__all__ = ["Compute", "StepDurations", "count_flops", "measure_seconds"]
+__all__ = ["Compute", "StepDurations", "count_flops", "intra_op_threads", "measure_seconds"]
 
 _DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
+_FREE = Coding()
 _STANDARD_NORMAL = statistics.NormalDist()
 
 
@@ -67,6 +70,7 @@ class Compute:
         jitter: sigma of the lognormal factor (mean 1) on each step of each host.
         straggler_fraction: share of the steps of each host that are slow.
         straggler_slowdown: how many times as long a slow one takes.
+        coding: what compressing costs besides.
     """
 
     kind: Literal["fixed", "flops", "measured"] = "flops"
@@ -78,6 +82,7 @@ class Compute:
     jitter: float = 0.0
     straggler_fraction: float = 0.0
     straggler_slowdown: float = 1.0
+    coding: Coding = _FREE
 
     @classmethod
     def parse(cls, spec: Any) -> Compute:
@@ -85,7 +90,8 @@ class Compute:
 
         A number (seconds) or '50 ms'; 'flops'; 'measured'; or a mapping with one of `fixed: 50 ms`,
         `flops: {utilisation, device, dtype}`, `measured: {factor}`, and with `jitter: 0.1` and
-        `stragglers: {fraction: 1 %, slowdown: 5}` as one likes. None is 'flops'.
+        `stragglers: {fraction: 1 %, slowdown: 5}` and `coding: 2 GB/s` (see `Coding.parse`) as one likes. None is
+        'flops'.
 
         Raises:
             InputError: a value out of range, or an unknown key.
@@ -99,7 +105,7 @@ class Compute:
             return cls(kind="measured" if spec == "measured" else "flops")
         if isinstance(spec, int | float | str):
             return cls(kind="fixed", seconds=cls._seconds(spec))
-        given = _options("compute", spec, ("fixed", "flops", "measured", "jitter", "stragglers"))
+        given = _options("compute", spec, ("fixed", "flops", "measured", "jitter", "stragglers", "coding"))
         kinds = [kind for kind in ("fixed", "flops", "measured") if kind in given]
         if len(kinds) > 1:
             raise InputError(f"compute: {' and '.join(kinds)} exclude each other; keep one")
@@ -115,6 +121,7 @@ class Compute:
                 "compute.stragglers.fraction", slow.get("fraction", 0.0), 1.0, zero=True
             ),
             straggler_slowdown=_number("compute.stragglers.slowdown", slow.get("slowdown", 1.0), 1e6),
+            coding=Coding.parse(given.get("coding")),
         )
 
     @staticmethod
@@ -162,7 +169,21 @@ class Compute:
             plain["jitter"] = self.jitter
         if self.straggler_fraction:
             plain["stragglers"] = {"fraction": self.straggler_fraction, "slowdown": self.straggler_slowdown}
+        if self.coding != _FREE:
+            plain["coding"] = self.coding.to_plain()
         return plain
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether something is yet to be measured."""
+        return "measured" in (self.kind, self.coding.kind)
+
+    def with_measured_coding(self, threads: int) -> Compute:
+        """This with the speeds of coding here, on so many threads, if they are to be measured."""
+        if self.coding.kind != "measured":
+            return self
+        with intra_op_threads(threads):
+            return replace(self, coding=self.coding.measure())
 
     def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:
         """Seconds of a whole step before jitter.
@@ -256,6 +277,17 @@ def count_flops(model: nn.Module, batch: Any) -> int:
     with _kept_rng(model), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         replica(batch).backward()
     return int(counter.get_total_flops())
+
+
+@contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """A context in which torch computes on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure_seconds(model: nn.Module, batch: Any, repeats: int = 5) -> float:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.batches import batch_reader, collate_of, move_batch
 from exogym_core.checkpoint import RankCheckpoints
-from exogym_core.compute import Compute, StepDurations, count_flops, measure_seconds
+from exogym_core.compute import Compute, StepDurations, count_flops, intra_op_threads, measure_seconds
 from exogym_core.data import EpochOrder, OwnData, SharedData, Source, StreamedData
 from exogym_core.evaluation import Evaluation, kept_rng
 from exogym_core.minibatch import fitting_size
@@ -77,6 +77,8 @@ class Program:
             )
         request = self.request
         self.compute = request.compute
+        if self.compute is not None and request.transport != "gloo":
+            self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads)
         by_flops = self.compute is not None and self.compute.kind == "flops"
         measured = self.compute is not None and self.compute.kind == "measured"
         if request.transport == "gloo" or not (by_flops or measured or request.workers.kind == "auto"):
@@ -89,7 +91,8 @@ class Program:
             self.step_flops = float(count_flops(model, batch)) * repeats
             if measured:
                 assert self.compute is not None
-                seconds = _measured(model, batch, request.workers.intra_op_threads) * repeats
+                with intra_op_threads(request.workers.intra_op_threads):
+                    seconds = measure_seconds(model, batch) * repeats
                 self.compute = replace(
                     self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0
                 )
@@ -151,11 +154,13 @@ class Program:
             scale_with_samples=self.compute is not None and self.compute.kind == "flops",
             seed=request.seed,
         )
+        strategy = copy.deepcopy(request.strategy)
+        strategy.coding = self.compute.coding if self.compute is not None else None
         judges = evaluates and comm.rank in (0, comm.world_size - 1)
         return TrainNode(
             comm,
             copy.deepcopy(self.model).to(device),
-            copy.deepcopy(request.strategy),
+            strategy,
             data,
             settings,
             self._durations(comm.rank),
@@ -296,12 +301,3 @@ def _feed(digest: hashlib._Hash, value: Any) -> None:
             _feed(digest, part)
     else:
         digest.update(repr(value).encode())
-
-
-def _measured(model: nn.Module, batch: Any, intra_op_threads: int) -> float:
-    before = torch.get_num_threads()
-    torch.set_num_threads(intra_op_threads)
-    try:
-        return measure_seconds(model, batch)
-    finally:
-        torch.set_num_threads(before)

@@ -40,7 +40,7 @@ def find_resumed(program: Program) -> Checkpoint | None:
     if resumed is not None and request.finds_minibatch:
         found = resumed.identity["settings"]["minibatch_size"]
         program.request = request = replace(request, minibatch_size=found, finds_minibatch=False)
-    if resumed is not None and request.compute is not None and request.compute.kind == "measured":
+    if resumed is not None and request.compute is not None and request.compute.is_measured:
         measured = resumed.identity["settings"]["compute"]
         if measured is not None:
             program.request = replace(request, compute=Compute.parse(measured))

@@ -66,8 +66,8 @@ class SimpleReduceStrategy(Strategy):
         self.overlaps_backward = self.codec is None
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        self.local_step = 0
-        self.gradients = self.sharding.averager(self.trainable, self.comm, self.bucket_bytes, self.codec)
+        self.local_step, codec = 0, self.charged(self.codec)
+        self.gradients = self.sharding.averager(self.trainable, self.comm, self.bucket_bytes, codec)
         self.optim = self.gradients.optimizer(self.optim_spec, model)
 
     def step(self) -> None:

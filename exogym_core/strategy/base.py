@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from exogym_core.coding import Coding
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.parts.codecs import Codec
     from exogym_core.strategy.parts.gradients import GradientAverager
 
 __all__ = ["Strategy"]
@@ -54,6 +56,8 @@ class Strategy:
         sample_weight: samples of this rank in this step over the mean of all ranks'. Whoever runs the loop
             sets it before the backward pass where batches are uneven; strategies that average gradients
             weigh this rank's with it.
+        coding: what the work of codecs costs in virtual time; None, as here, where it is free. Whoever runs the
+            loop sets it before `setup`.
         gradients: averages gradients over ranks; None, as here, where they stay apart.
         local_step: number of steps done.
         scaler: a GradScaler if gradients are scaled; set before the first step.
@@ -113,6 +117,7 @@ class Strategy:
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.scaler: torch.amp.GradScaler | None = None
+        self.coding: Coding | None = None
         self.gradients: GradientAverager | None = None
         self.sample_weight = 1.0
         self.max_steps = 1
@@ -215,6 +220,10 @@ class Strategy:
     def trainable(self) -> list[Tensor]:
         """The model's parameters that take gradients, in the model's order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def charged(self, codec: Codec | None) -> Codec | None:
+        """`codec`, at what its work costs in this run."""
+        return codec if codec is None or self.coding is None else self.coding.charged(codec, self.comm)
 
     def clip_gradients(self) -> None:
         """Undo the scaler's factor, then clip the norm to `max_norm`, if these are set."""

@@ -16,11 +16,11 @@ from exogym_core.strategy.parts.gradients import dense_gradient
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
 
-__all__ = ["DeMoStrategy"]
+__all__ = ["DeMoStrategy", "transform_of"]
 
 #: Wire codec -> (dtype of an index within its block, dtype of a value).
 _WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torch.float32)}
@@ -108,6 +108,18 @@ def _matrix_shape(tensor: Tensor) -> tuple[int, int]:
     return rows, tensor.numel() // max(rows, 1)
 
 
+def transform_of(values: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What a step of default options does with flat `values`, n x 4096 of them: there, and back for one rank."""
+    blocks = _Blocks([values.view(-1, 64)], (64, 64), topk=32)
+
+    def there() -> tuple[Tensor, Tensor]:
+        blocks.accumulate(0.999, [values.view(-1, 64)])
+        return blocks.largest()
+
+    indices, amplitudes = there()
+    return there, lambda: blocks.mean(indices[None], amplitudes[None])
+
+
 class DeMoStrategy(Strategy):
     """Momentum decoupled over ranks; the few frequencies sent are removed from it; updates are signs.
 
@@ -165,6 +177,7 @@ class DeMoStrategy(Strategy):
     def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
         """Cut the parameters into blocks."""
         super().setup(model, comm, max_steps, seed)
+        self._num_values = sum(parameter.numel() for parameter in self.trainable)
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in (p for p in self.trainable if p.numel()):
             height, width = (_largest_divisor(s, self.compression_chunk) for s in _matrix_shape(parameter))
@@ -179,9 +192,12 @@ class DeMoStrategy(Strategy):
         """Accumulate, exchange, step along the sign."""
         self.clip_gradients()
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
+        self._spend("encode")
         for blocks in self._blocks:
             blocks.accumulate(self.compression_decay, [self._update(p, rates) for p in blocks.parameters])
-        for blocks, received in zip(self._blocks, self._decode(self._exchange()), strict=True):
+        messages = self._exchange()
+        self._spend("decode")
+        for blocks, received in zip(self._blocks, self._decode(messages), strict=True):
             for parameter, mean in zip(blocks.parameters, blocks.mean(*received), strict=True):
                 parameter.mul_(1 - rates.get(parameter, 0.0) * self.weight_decay)
                 parameter.grad = mean.sign_().to(parameter.dtype)
@@ -195,6 +211,11 @@ class DeMoStrategy(Strategy):
         """Bytes of one rank's message at each step."""
         entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         return sum(blocks.num_entries for blocks in self._blocks) * entry_bytes
+
+    def _spend(self, way: str) -> None:
+        """The virtual time of the transform and the choice of entries, or of the way back."""
+        if self.coding is not None:
+            self.comm.advance(self.coding.seconds("demo", way, self._num_values))
 
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
         gradient = dense_gradient(parameter)

@@ -79,7 +79,8 @@ class DiLoCoCommunicator(CommunicationModule):
         if self.workers is None:
             self.workers = Workers.of(self.comm, self.ranks_per_worker, type(self.strategy).__name__)
         held = self.strategy.trainable if self.held is None else self.held
-        self.outer = OuterStep(held, self.outer_optim_spec, self.averaging)
+        averaging = self.averaging.charged(self.strategy)
+        self.outer = OuterStep(held, self.outer_optim_spec, averaging)
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """The outer step if a round ends with this step."""

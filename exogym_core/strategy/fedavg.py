@@ -36,6 +36,9 @@ class AveragingCommunicator(CommunicationModule):
         self.H = positive_int(where, "H", H)
         self.averaging = Averaging(codec_named(codec), aggregate)
 
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        self.averaging = self.averaging.charged(self.strategy)
+
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """Average if a round ends with this step."""
         if (local_step + 1) % self.H:

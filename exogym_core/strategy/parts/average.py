@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["AGGREGATES", "Averaging", "average_flat", "encoded_average_bytes", "robust_average_flat"]
@@ -46,6 +47,10 @@ class Averaging:
             raise unknown_name("aggregate", str(self.aggregate), AGGREGATES)
         if self.error_feedback and (self.codec is None or self.aggregate != "mean"):
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
+
+    def charged(self, strategy: Strategy) -> Averaging:
+        """This, at what the codec's work costs in the run of `strategy`."""
+        return replace(self, codec=strategy.charged(self.codec))
 
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average `flat` (1-D) over all ranks of `comm`, in place; all ranks end with the same bits."""

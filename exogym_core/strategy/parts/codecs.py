@@ -31,7 +31,13 @@ def read_as(message: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Codec(ABC):
-    """Flat tensors of numbers to flat uint8 messages and back. Messages carry all that decoding needs."""
+    """Flat tensors of numbers to flat uint8 messages and back. Messages carry all that decoding needs.
+
+    Attributes:
+        name: in CODECS; empty for one of one's own.
+    """
+
+    name = ""
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
@@ -271,6 +277,9 @@ CODECS: dict[str, Codec | None] = {
     "scaled-fp16": ScaledFloat16Codec(),
     "uniform8bit": Uniform8BitCodec(),
 }
+for _name, _codec in CODECS.items():
+    if _codec is not None:
+        _codec.name = _name
 
 
 def codec_named(codec: str | Codec | None) -> Codec | None:

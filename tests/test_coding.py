@@ -1,0 +1,164 @@
+"""What compressing costs in virtual time: nothing, a given speed, or one measured here."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.coding import Coding
+from exogym_core.compute import Compute
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    Strategy,
+)
+from exogym_core.strategy.parts.codecs import CODECS, CastCodec
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENCODED, DECODED = 1000, 4000  # bytes a second: slow enough to see
+SPEEDS = Coding((("", ENCODED, DECODED),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, Coding()),
+        ("free", Coding()),
+        ("measured", Coding(kind="measured")),
+        ("2 GB/s", Coding((("", 2 * 10**9, 2 * 10**9),))),
+        ({"encode": "1 kB/s", "decode": "4 kB/s"}, SPEEDS),
+        (
+            {"int8": "1 MB/s", "fp16": {"encode": "2 MiB/s", "decode": "1 B/s"}},
+            Coding((("fp16", 2**21, 1), ("int8", 10**6, 10**6))),
+        ),
+    ],
+)
+def test_specs_parse_and_come_back(spec: Any, expected: Coding) -> None:
+    parsed = Coding.parse(spec)
+    assert parsed == expected
+    assert Coding.parse(parsed.to_plain()) == parsed
+    compute = Compute.parse({"fixed": "1 s", "coding": spec})
+    assert compute.coding == parsed
+    assert Compute.parse(compute.to_mapping()) == compute
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        (5, "compute.coding: 5 is no speed of coding; write for example '2 GB/s'"),
+        ("2 GB", "compute.coding: '2 GB' is no speed of coding; write for example '2 GB/s'"),
+        ("0 B/s", "compute.coding: '0 B/s' is no speed of coding"),
+        ("2 Gb/s", "compute.coding: unknown unit 'Gb' in '2 Gb': did you mean 'GB'?"),
+        ({"encode": "2 GB/s"}, "compute.coding: give both encode and decode"),
+        ({"int8": {"encoded": "2 GB/s"}}, "unknown key of compute.coding.int8 'encoded'"),
+        ({"int8": None}, "compute.coding.int8: None is no speed of coding"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(spec: Any, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Compute.parse({"fixed": "1 s", "coding": spec})
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def seconds(strategy: Strategy, coding: Coding | None, num_ranks: int = 2, steps: int = 2) -> float:
+    """Virtual seconds on a network where nothing but coding takes time worth telling."""
+    model, batches = reference.make_problem(num_ranks, steps, 3, 8, seed=1)
+    strategy = copy.deepcopy(strategy)
+    strategy.coding = coding
+    run = reference.run_strategy(strategy, model, batches, topology="two-datacenters")
+    free = copy.deepcopy(strategy)
+    free.coding = None
+    without = reference.run_strategy(free, model, batches, topology="two-datacenters")
+    assert all(torch.equal(a, b) for a, b in zip(run.results, without.results, strict=True))
+    assert [t.bytes_sent for t in run.traffic] == [t.bytes_sent for t in without.traffic]
+    assert run.virtual_seconds is not None
+    assert without.virtual_seconds is not None
+    return run.virtual_seconds - without.virtual_seconds
+
+
+def cost(encoded: float, decoded: float) -> float:
+    return 4 * encoded / ENCODED + 4 * decoded / DECODED
+
+
+NUM_VALUES = 8 * 3 + 8 + 8 * 6 + 1
+
+
+def test_what_codecs_do_is_charged_to_the_second() -> None:
+    """Of 81 values two ranks sum up 41 and 40: the slower one counts."""
+    largest = 41
+    once = cost(NUM_VALUES + largest, 2 * largest + NUM_VALUES)
+    assert seconds(AllReduceStrategy(codec="int8"), SPEEDS) == pytest.approx(2 * once, rel=1e-6)
+    assert seconds(FedAvgStrategy(codec="fp16", H=2), SPEEDS) == pytest.approx(once, rel=1e-6)
+    assert seconds(DiLoCoStrategy(codec="int8", H=2), SPEEDS) == pytest.approx(once, rel=1e-6)
+    fed_back = once + cost(0, NUM_VALUES + largest)  # what is owed must be decoded
+    feedback = DiLoCoStrategy(codec="int8", H=2, error_feedback=True)
+    assert seconds(feedback, SPEEDS) == pytest.approx(fed_back, rel=1e-6)
+    robust = cost(NUM_VALUES, 2 * NUM_VALUES)
+    median = DiLoCoStrategy(codec="int8", H=2, aggregate="median")
+    assert seconds(median, SPEEDS) == pytest.approx(robust, rel=1e-6)
+    assert seconds(DeMoStrategy(), SPEEDS) == pytest.approx(2 * cost(NUM_VALUES, NUM_VALUES), rel=1e-6)
+
+
+def test_what_is_not_coded_costs_nothing() -> None:
+    for strategy in (AllReduceStrategy(), DiLoCoStrategy(H=1), FedAvgStrategy(codec="fp32")):
+        assert seconds(strategy, SPEEDS) == 0
+    assert seconds(AllReduceStrategy(codec="int8"), Coding()) == 0
+    assert seconds(DiLoCoStrategy(codec="int8", H=2), SPEEDS, num_ranks=1) == 0
+
+
+def test_speeds_by_codec() -> None:
+    speeds = Coding((("fp16", ENCODED, DECODED), ("CastCodec", ENCODED, DECODED)))
+    assert seconds(AllReduceStrategy(codec="fp16"), speeds) > 0
+    assert seconds(AllReduceStrategy(codec=CastCodec(torch.float16)), speeds) > 0
+    line = "compute.coding: has no speed for codec 'int8', only for fp16, CastCodec; add one"
+    with pytest.raises(InputError, match=line):
+        seconds(AllReduceStrategy(codec="int8"), speeds)
+
+
+def fit(strategy: Strategy, **options: Any) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(32, 6, generator=generator))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return (self.layer(batch[0]) - batch[0]).square().mean()
+
+    trainer = Trainer(Model(), data)
+    given = {"num_nodes": 2, "max_steps": 3, "batch_size": 4, "topology": "two-datacenters", "device": "cpu"}
+    trainer.fit(strategy=strategy, **{**given, **options})
+    return trainer.result
+
+
+def test_measured_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) -> None:
+    compute = {"fixed": "10 ms", "coding": "measured"}
+    strategy = DiLoCoStrategy(codec="quantile8bit", H=1)
+    kept = {"checkpoint_interval": 2, "save_dir": tmp_path}
+    measured = fit(strategy, compute=compute, **kept)
+    names = {name for name, codec in CODECS.items() if codec is not None} | {"demo"}
+    assert set(measured.compute["coding"]) == names
+    assert all(speed > 0 for _, *both in Compute.parse(measured.compute).coding.speeds for speed in both)
+    again = fit(strategy, compute=measured.compute)
+    assert again.virtual_seconds == measured.virtual_seconds > fit(strategy, compute="10 ms").virtual_seconds
+    assert again.compute_utilisation > fit(strategy, compute="10 ms").compute_utilisation
+    resumed = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=measured.checkpoint_folder)
+    assert resumed.resumed_step == 2
+    assert resumed.compute == measured.compute, "the speeds of then hold now"
+    assert resumed.virtual_seconds == measured.virtual_seconds
