@@ -67,11 +67,13 @@ class Downtime:
     def until_up(self, host: int) -> Generator[simpy.Event, None, None]:
         """Waits as long as a host is down."""
         self.awaited[host] += 1
-        while host in self._since:
-            if host not in self._returns:
-                self._returns[host] = self._env.event()
-            yield self._returns[host]
-        self.awaited[host] -= 1
+        try:
+            while host in self._since:
+                if host not in self._returns:
+                    self._returns[host] = self._env.event()
+                yield self._returns[host]
+        finally:
+            self.awaited[host] -= 1
 
 
 def _nobody(host: int) -> None:

@@ -72,6 +72,7 @@ class Faults:
     Attributes:
         on_stuck: called with a line that names the dead links or hosts when those who wait have no hope, or
             their connection is given up; by default raises DeadlockError.
+        on_change: called at each instant at which something has happened.
     """
 
     def __init__(self, network: Network, weather: Weather | None = None) -> None:
@@ -83,6 +84,7 @@ class Faults:
         self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
         self._turn_at = math.inf
         self.on_stuck: Callable[[str], None] = _give_up
+        self.on_change: Callable[[], None] = _nothing
         network.on_give_up = self._give_up_transfer
         given = network.topology.weather if weather is None else weather
         entries: list[Entry] = [*given.link_events, *given.host_events, *given.traces]
@@ -135,7 +137,7 @@ class Faults:
         return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
 
     def _told_since(self, since: float | None, dead: Collection[int]) -> str:
-        if not self._may_come_back(dead):
+        if not self.may_come_back(dead):
             return f"{since:.10g} s and never comes back"
         protocol = self._network.protocol
         return f"{since:.10g} s and stayed so for longer than {protocol.name} waits ({protocol.give_up_seconds:g} s)"
@@ -176,10 +178,14 @@ class Faults:
     def _act(self) -> None:
         """All that is due happens."""
         now = self._network.env.now
+        has_acted = False
         while self._steps and self._steps[0][0] <= now:
             _, number, step, steps = heappop(self._steps)
             step.act()
             self._push(number, steps)
+            has_acted = True
+        if has_acted:
+            self.on_change()
         if self._steps and self._steps[0][0] < self._turn_at:
             self._call_at(self._steps[0][0])
 
@@ -212,13 +218,13 @@ class Faults:
             return False
         if can_go_on(network, _is_background):
             return False
-        if self._may_come_back(dead_links(network)):
+        if self.may_come_back(dead_links(network)):
             return False
         if network.before_change is not None or +network.downtime.awaited:
             return True  # a collective that is kept off the network, or who stands still on a host
         return bool(transfers_waiting(network, _is_background))
 
-    def _may_come_back(self, dead: Collection[int]) -> bool:
+    def may_come_back(self, dead: Collection[int]) -> bool:
         """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
         if any(self._conditions.is_adrift(link) for link in dead):
             return True
@@ -353,6 +359,10 @@ def _check(entry: Entry, num_links: int, num_hosts: int) -> None:
 def _listed(names: list[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _give_up(reason: str) -> None:

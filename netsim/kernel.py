@@ -12,32 +12,38 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from simpy import Interrupt
 
+from netsim.calls import Calls, Play, instant_play
 from netsim.clock import Clock, on_grid
 from netsim.errors import DeadlockError
+from netsim.meetings import Meetings
+from netsim.reach import Reach
 from netsim.requests import (
     Advance,
     Answer,
     Arrival,
     Ask,
     Call,
+    Confirm,
     Exit,
+    Fetch,
+    Fetched,
     Join,
     Key,
     Mark,
     Post,
+    Publish,
+    Question,
     Request,
     Wait,
 )
 from netsim.spans import Diary, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 
     import simpy
 
@@ -49,19 +55,27 @@ __all__ = [
     "Arrival",
     "Ask",
     "Call",
+    "Confirm",
     "Exit",
+    "Fetch",
+    "Fetched",
     "Join",
     "Kernel",
     "Key",
     "Mark",
     "Play",
     "Post",
+    "Publish",
+    "Question",
     "Request",
     "Span",
     "StampedRow",
     "Wait",
     "instant_play",
 ]
+
+
+T = TypeVar("T")
 
 
 class StampedRow(NamedTuple):
@@ -75,55 +89,6 @@ class StampedRow(NamedTuple):
 
 
 _MOST_TOLD = 8  # ranks in one line
-_END_OF_INSTANT: Any = 1 << 20  # a priority: whatever else happens at that instant goes before
-
-Enter = Callable[[int, Call], None]
-Play = Callable[[Call, Hashable, Callable[[int], None]], Enter]
-
-
-@dataclass(slots=True, eq=False)
-class _InFlight:
-    """A call some member has posted: when each member is through, and who sleeps until then."""
-
-    call: Call
-    num_bytes: int  # of all members that have posted, where each knows its own part
-    enter: Enter
-    done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
-    posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
-    sleepers: dict[int, simpy.Event] = field(default_factory=dict)
-    num_waited: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Meeting:
-    """Who has come to a `Join`; `settled` happens when it is known who was in time."""
-
-    settled: simpy.Event
-    arrivals: list[Arrival] = field(default_factory=list)
-    num_late: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        return not self.settled.triggered
-
-    def settle(self, deadline: simpy.Event | None = None) -> None:
-        """Nobody who comes from now on is in time."""
-        if self.is_open:
-            self.arrivals.sort()
-            self.settled.succeed()
-
-
-def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> Enter:
-    """Communication that takes no time: everyone is through when the last has come."""
-    arrived: list[int] = []
-
-    def enter(member: int, call: Call) -> None:
-        arrived.append(member)
-        if len(arrived) == len(call.ranks):
-            for each in sorted(arrived):
-                on_done(each)
-
-    return enter
 
 
 class Kernel:
@@ -133,10 +98,10 @@ class Kernel:
         num_ranks: how many ranks there are.
         refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
             let the rank run, or raises (deadlock, a rank's failure).
-        answer: called with (rank, value) for every `Ask` and `Join`.
+        answer: called with (rank, value) for every `Question`.
         play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
-            (a position in `call.ranks`) in now, with the call as it posted it; `on_done(member)` is called at
-            the instant it is through.
+            (a position in `call.ranks`) in now, with the call as it posted it, and one that ends it undone;
+            `on_done(member)` is called at the instant it is through.
         clock: shared with the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_row: told of every marked row as it is stamped, in order of virtual time.
@@ -145,6 +110,9 @@ class Kernel:
         downtime: tells when the ranks' hosts are down: they stand still then, and what they were computing is
             lost and begun again.
         hosts: the host of each rank, where there is a downtime.
+        reach: tells who reaches whom, and brings what is fetched.
+        on_older: called with a group and the numbers of its published state that may be asked for yet, the
+            newest and older ones on their way; newer numbers have not been published at this time.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -167,6 +135,8 @@ class Kernel:
         on_span: Callable[[Span], None] | None = None,
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
+        reach: Reach | None = None,
+        on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -176,11 +146,8 @@ class Kernel:
         self.end_seconds = [0.0] * num_ranks
         self._refill = refill
         self._answer = answer
-        self._play = play
-        self._width = collectives_in_flight
         self._on_row = on_row
         self._blame = blame
-        self._on_span = on_span
         self._diary = Diary(self.clock, on_span)
         self._downtime, self._hosts = downtime, hosts
         if downtime is not None:
@@ -188,12 +155,11 @@ class Kernel:
         self._processes: list[simpy.Process] = []
         self._computing: set[int] = set()
         self._standing: set[int] = set()  # ranks whose hosts are down
-        self._in_flight: dict[Key, _InFlight] = {}
-        self._meetings: dict[Key, _Meeting] = {}
-        # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
-        self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
-        self._asleep: dict[int, Call] = {}
-        self._num_running = num_ranks
+        self._calls = Calls(self.clock, play, collectives_in_flight, on_span)
+        reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
+        self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
+        self._lost: set[int] = set()  # ranks that go on to their end though their hosts never come back
+        self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
 
     def run(self) -> None:
@@ -205,28 +171,43 @@ class Kernel:
         """
         for rank in range(len(self.streams)):
             self._processes.append(self.clock.process(self._rank(rank)))
-        while self._num_running:
+        while self._running:
             if math.isinf(self.clock.peek()):
                 self.give_up(self._blame())
-            self.clock.step()
+            else:
+                self.clock.step()
             # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
             if self._failure is not None:
                 raise self._failure
 
-    def give_up(self, reason: str) -> NoReturn:
-        """End the run, as ranks wait for what the network will never finish.
+    def give_up(self, reason: str) -> None:
+        """Nothing will ever finish what ranks wait for.
 
-        Raises DeadlockError, which tells the reason and who waits.
+        Those who do something together have a time-out of their own. Where all who are left are cut off from a
+        run that has gone on without them, they go on alone. Else this raises DeadlockError, which tells the
+        reason and who waits.
         """
-        doing = {rank: f"in {call.op}" for rank, call in self._asleep.items()}
+        if self._meetings.is_under_way:
+            return
+        if self._meetings.is_over(self._standing, self._running):
+            for rank in sorted(self._standing):
+                self._lost.add(rank)
+                self._processes[rank].interrupt()
+            self._meetings.give_up()
+            return
+        doing = self._calls.waiting()
         doing |= dict.fromkeys(self._standing, "on a crashed host")
+        doing |= dict.fromkeys(self._meetings.waiting, "in fetch")
         if not doing:  # all compute while what they have posted goes on
-            posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
-            doing = {rank: f"in {flight.call.op}" for flight, rank in posted if rank not in flight.done_at}
+            doing = self._calls.unfinished()
         told = ", ".join(f"rank {rank} {doing[rank]}" for rank in sorted(doing)[:_MOST_TOLD])
         more = f" and {len(doing) - _MOST_TOLD} more" if len(doing) > _MOST_TOLD else ""
         wait = "waits" if len(doing) == 1 else "wait"
         raise DeadlockError(f"{reason}, and {told}{more} {wait} for the network: let an event bring it back")
+
+    def network_changed(self) -> None:
+        """Links are up, down or otherwise since this instant."""
+        self._meetings.look_again()
 
     def _read(self, rank: int) -> Request:
         """The rank's next request, blocking in host time until it is there."""
@@ -247,10 +228,10 @@ class Kernel:
                 yield from self._until_up(rank)
             if isinstance(request, Post):
                 log.append(request)
-                self._post(rank, request)
+                self._calls.post(rank, request)
             elif isinstance(request, Wait):
                 log.append(request)
-                yield from self._wait(rank, request.key)
+                yield from self._wait(rank, self._calls.op(request.key), self._calls.wait(rank, request.key))
             elif isinstance(request, Advance):
                 log.append(request)
                 seconds = on_grid(request.seconds)
@@ -263,42 +244,42 @@ class Kernel:
                 self._on_row(StampedRow(rank, *times, request.row))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
-            elif isinstance(request, Join):
+            elif isinstance(request, Join | Confirm | Fetch):
                 log.append(request._replace(is_past=True))
-                yield from self._join(rank, request)
+                yield from self._question(rank, request)
+            elif isinstance(request, Publish):
+                log.append(request)
+                self._meetings.publish(rank, request)
             else:
                 self.end_seconds[rank] = clock.now
-                self._num_running -= 1
+                self._running.discard(rank)
                 return
 
     def _answer_to(self, rank: int, key: Key | None) -> float | bool:
-        if key is None:
-            return float(self.clock.now)
-        flight = self._in_flight.get(key)
-        return flight is None or flight.done_at.get(rank, math.inf) <= self.clock.now
+        return float(self.clock.now) if key is None else self._calls.is_done(rank, key)
 
-    def _join(self, rank: int, join: Join) -> Generator[simpy.Event, None, None]:
-        meeting = self._meetings.get(join.key)
-        if meeting is None:
-            meeting = self._meetings[join.key] = _Meeting(self.clock.event())
-            deadline = self.clock.at(self.clock.now + on_grid(join.seconds), _END_OF_INSTANT)
-            assert deadline.callbacks is not None
-            deadline.callbacks.append(meeting.settle)
-        if meeting.is_open:
-            meeting.arrivals.append(Arrival(join.member, join.weight))
+    def _question(self, rank: int, question: Join | Confirm | Fetch) -> Generator[simpy.Event, None, None]:
+        play: Generator[simpy.Event, None, Answer]
+        if isinstance(question, Join):
+            play = self._meetings.join(question)
+        elif isinstance(question, Confirm):
+            play = self._meetings.confirm(question)
         else:
-            meeting.num_late += 1
-        if len(meeting.arrivals) + meeting.num_late == join.num_members:
-            del self._meetings[join.key]
-            meeting.settle()
+            play = self._meetings.fetch(rank, question)
+        answer = yield from self._wait(rank, type(question).__name__.lower(), play)
+        if not question.is_past:
+            self._answer(rank, answer)
+
+    def _wait(
+        self, rank: int, name: str, play: Generator[simpy.Event, None, T]
+    ) -> Generator[simpy.Event, None, T]:
+        """What takes place in `play` is no computing."""
         start = self.clock.now
-        if not meeting.settled.processed:
-            self._diary.begin(rank, "wait", "join")
-            yield meeting.settled
-            self._diary.end(rank)
+        self._diary.begin(rank, "wait", name)
+        result = yield from play
         self.exposed_seconds[rank] += self.clock.now - start
-        if not join.is_past:
-            self._answer(rank, tuple(meeting.arrivals))
+        self._diary.end(rank)
+        return result
 
     # --- hosts that crash -----------------------------------------------------------------------------------
 
@@ -325,84 +306,22 @@ class Kernel:
                 self._processes[rank].interrupt()
 
     def _is_down(self, rank: int) -> bool:
-        return self._downtime is not None and self._downtime.since(self._hosts[rank]) is not None
+        if self._downtime is None or rank in self._lost:
+            return False
+        return self._downtime.since(self._hosts[rank]) is not None
 
     def _until_up(self, rank: int) -> Generator[simpy.Event, None, None]:
         """Stand still until the rank's host is back."""
         assert self._downtime is not None
         self._standing.add(rank)
-        while self._is_down(rank):
-            yield from self._downtime.until_up(self._hosts[rank])
-            yield self.clock.at(on_grid(self.clock.now))
+        try:
+            while self._is_down(rank):
+                yield from self._downtime.until_up(self._hosts[rank])
+                yield self.clock.at(on_grid(self.clock.now))
+        except Interrupt:  # it is lost
+            pass
         self._standing.discard(rank)
 
     def unfinished_spans(self) -> list[Span]:
         """What ranks are doing at this instant, as far as it has come: for a run that ends here."""
-        spans = self._diary.unfinished()
-        for flight in self._in_flight.values():
-            for rank, begin in sorted(flight.posted_at.items()):
-                if rank not in flight.done_at:
-                    times = (begin, self.clock.now)
-                    spans.append(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
-        return spans
-
-    # --- calls ---------------------------------------------------------------------------------------------
-
-    def _post(self, rank: int, post: Post) -> None:
-        """Let the rank into the call, behind its earlier collectives of the same group."""
-        flight = self._in_flight.get(post.key)
-        if flight is None:
-            flight = self._start(post.key, post.call)
-        elif post.call.op == "all_to_all":
-            flight.num_bytes += post.call.num_bytes
-        if self._on_span is not None:
-            flight.posted_at[rank] = self.clock.now
-        if flight.call.op == "sendrecv":  # messages do not queue behind collectives
-            flight.enter(post.member, post.call)
-            return
-        lane = self._lanes.setdefault((post.key.group, rank), deque())
-        lane.append((flight, post))
-        if len(lane) <= self._width:
-            flight.enter(post.member, post.call)
-
-    def _start(self, key: Key, call: Call) -> _InFlight:
-        play = self._play if len(set(call.ranks)) > 1 else instant_play
-        flight = _InFlight(call, call.num_bytes, enter=lambda member, call: None)
-        flight.enter = play(call, key.group, lambda member: self._done(key, flight, member))
-        self._in_flight[key] = flight
-        return flight
-
-    def _done(self, key: Key, flight: _InFlight, member: int) -> None:
-        """The call is over for this member at this instant: wake it, let its next collective in."""
-        rank = flight.call.ranks[member]
-        flight.done_at[rank] = on_grid(self.clock.now)
-        if self._on_span is not None:
-            times = (flight.posted_at[rank], flight.done_at[rank])
-            self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
-        sleeper = flight.sleepers.pop(rank, None)
-        if sleeper is not None:
-            sleeper.succeed()
-        if flight.call.op == "sendrecv":
-            return
-        lane = self._lanes[key.group, rank]
-        lane.remove(next(entry for entry in lane if entry[0] is flight))
-        if len(lane) >= self._width:
-            following, post = lane[self._width - 1]
-            following.enter(post.member, post.call)
-
-    def _wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, None]:
-        flight = self._in_flight[key]
-        start = self.clock.now
-        self._diary.begin(rank, "wait", flight.call.op)
-        if rank not in flight.done_at:
-            self._asleep[rank] = flight.call
-            sleeper = flight.sleepers[rank] = self.clock.event()
-            yield sleeper
-            del self._asleep[rank]
-        if flight.done_at[rank] > self.clock.now:
-            yield self.clock.at(flight.done_at[rank])
-        self.exposed_seconds[rank] += self.clock.now - start
-        self._diary.end(rank)
-        flight.num_waited += 1
-        if flight.num_waited == len(flight.call.ranks):
-            del self._in_flight[key]
+        return self._diary.unfinished() + self._calls.unfinished_spans()

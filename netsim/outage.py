@@ -24,6 +24,7 @@ __all__ = [
     "can_go_on",
     "dead_links",
     "drop_transfers",
+    "end_connections",
     "end_transfer",
     "follow_paths",
     "give_up",
@@ -109,6 +110,14 @@ def end_transfer(network: Network, number: int) -> None:
     network.abort(number)
     if on_dropped is not None:
         network._sent.append((order, on_dropped))
+
+
+def end_connections(network: Network, connection: Hashable) -> None:
+    """End all transfers in flight of connections that their sender calls so; nobody hears of it."""
+    network._change_is_due()
+    for number, slot in list(network._slots.items()):
+        if _connection(network, network._of_slot[slot]) == connection:
+            network.abort(number)
 
 
 def follow_paths(network: Network, changed: list[Path]) -> None:

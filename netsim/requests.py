@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,11 +14,16 @@ __all__ = [
     "Arrival",
     "Ask",
     "Call",
+    "Confirm",
     "Exit",
+    "Fetch",
+    "Fetched",
     "Join",
     "Key",
     "Mark",
     "Post",
+    "Publish",
+    "Question",
     "Request",
     "Wait",
 ]
@@ -84,24 +90,26 @@ class Ask(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Tell me which of `num_members` come to `key` within `seconds` of the first, once that is settled.
+    """Tell me who of `ranks` comes to `key` within `seconds` of the first, once that is settled.
 
-    It is settled when all have come, else at the deadline; who comes at that very instant is included. Who
-    comes later is told at once.
+    It is settled when all have come and reach each other, else at the deadline; who comes at that very instant
+    is included, who cannot be reached by the others then is not. Who comes later is told at once.
 
     Attributes:
         key: the name of the meeting.
-        member: who comes.
-        num_members: how many could.
+        member: who comes, by its position among `ranks`.
+        ranks: who could.
         seconds: what the first to come gives the others; its word counts.
+        averaging_seconds: how long what they do together may take, until all have said `Confirm`.
         weight: told to all who come, with the member.
         is_past: it was answered in an earlier part of the run, and nobody asks any more.
     """
 
     key: Key
     member: int
-    num_members: int
+    ranks: tuple[int, ...]
     seconds: float
+    averaging_seconds: float = math.inf
     weight: float = 1.0
     is_past: bool = False
 
@@ -113,11 +121,64 @@ class Arrival(NamedTuple):
     weight: float
 
 
-Answer = float | tuple[Arrival, ...]
+class Confirm(NamedTuple):
+    """I am through with what those who came to `key` do together; tell me whether everybody is.
+
+    The answer is who is left: all of them, or at the end of the time given those who still reach each other
+    (without the slowest, where all do), who may begin again. Then calls among them end undone, at once.
+
+    Attributes:
+        key: the name of the meeting.
+        attempt: how many times those left have begun again.
+        is_past: as for `Join`.
+    """
+
+    key: Key
+    attempt: int
+    is_past: bool = False
+
+
+class Publish(NamedTuple):
+    """From now on others may fetch what I have as `key`: its group's state, by number, of so many bytes.
+
+    Who publishes under the same key has the same, and older numbers are of no use to anybody.
+    """
+
+    key: Key
+    num_bytes: int
+
+
+class Fetch(NamedTuple):
+    """Bring me the newest state of `group` from the nearest rank that has it; tell me which, when I have it.
+
+    Attributes:
+        group: whose state.
+        at_least: the oldest number of use; waits until somebody publishes it or a newer one.
+        is_past: as for `Join`.
+    """
+
+    group: Hashable
+    at_least: int
+    is_past: bool = False
+
+
+class Fetched(NamedTuple):
+    """What a `Fetch` has brought: which number, from which rank, how many bytes."""
+
+    number: int
+    source: int
+    num_bytes: int
+
+
+Question = Ask | Join | Confirm | Fetch
+"""A request that is answered, at the rank's virtual time."""
+
+Answer = float | tuple[Arrival, ...] | Fetched | None
+"""None: what was to be fetched can never be had."""
 
 
 class Exit(NamedTuple):
     """I am through."""
 
 
-Request = Advance | Post | Wait | Mark | Ask | Join | Exit
+Request = Advance | Post | Wait | Mark | Question | Publish | Exit

@@ -18,8 +18,12 @@ ROOT = Path(netsim.__file__).parent.parent
 SOURCES = [path for room in ("netsim", "exogym_core") for path in sorted((ROOT / room).rglob("*.py"))]
 
 # Strategies and tasks see the contract, not what keeps it.
-ENGINE = ("netsim.kernel", "netsim.network", "netsim.collectives", "netsim.clock")
-JOINT = ("simulated.py", "simulation.py")  # in exogym_core/communicator: where torch and the engine meet
+ENGINE = ("netsim.kernel", "netsim.requests", "netsim.network", "netsim.collectives", "netsim.clock")
+JOINT = (
+    "simulated.py",
+    "simulation.py",
+    "present.py",
+)  # in exogym_core/communicator: where torch and the engine meet
 
 
 def imports(path: Path) -> set[str]:

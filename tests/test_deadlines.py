@@ -52,7 +52,9 @@ def play(streams: Sequence[Sequence[Request]]) -> tuple[Kernel, dict[int, Answer
 def arriving(delays: Sequence[float], seconds: float) -> list[list[Request]]:
     """One rank a delay, which comes after it."""
     num = len(delays)
-    return [[Advance(delay), Join(MEETING, rank, num, seconds)] for rank, delay in enumerate(delays)]
+    return [
+        [Advance(delay), Join(MEETING, rank, tuple(range(num)), seconds)] for rank, delay in enumerate(delays)
+    ]
 
 
 def present(*members: int) -> tuple[Arrival, ...]:

@@ -47,7 +47,7 @@ class Takes:
                 self.most_under_way = max(self.most_under_way, self.num_under_way)
                 self.clock.timeout(self.seconds).callbacks.append(end)  # type: ignore[union-attr]
 
-        return enter
+        return enter, lambda: None
 
 
 @dataclass

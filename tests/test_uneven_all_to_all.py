@@ -81,7 +81,7 @@ def ends(
         playing = play(network, schedule("all_to_all", 3, parts=table), (0, 1, 2), on_done=on_done)
         enter = lambda member, row: playing.arrive(member)  # noqa: E731
     else:
-        enter = play_all_to_all(
+        enter, _ = play_all_to_all(
             network, (0, 1, 2), lambda all_rows: schedule("all_to_all", 3, parts=all_rows), on_done=on_done
         )
 

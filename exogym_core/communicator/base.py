@@ -19,7 +19,7 @@ from torch import Tensor
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Communicator", "Handle", "Traffic", "reduce_op_name"]
 
@@ -163,22 +163,87 @@ class Communicator(ABC):
     def barrier(self, async_op: bool = False) -> Any:
         """Return when every rank has called it."""
 
-    def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
-        """Average `tensor` over those who come in time, in place for them; returns their ranks.
+    # --- who comes in time ---------------------------------------------------------------------------------
 
-        In time is who comes within `seconds` (virtual) of the first, that instant included; if all come, nobody
-        waits longer. Who comes later is told at once who was in time, and keeps its `tensor`. A rank that has
-        ended does not come. The result is sum(weight * tensor) / sum(weight) in the tensor's own dtype, added
-        in rank order; weights travel free, with the news of who has come. The first one's `seconds` count.
+    def among_present(
+        self,
+        work: Callable[[Communicator, list[float]], T],
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+    ) -> tuple[list[int], T | None]:
+        """Do `work` together with those who come in time, and again without those who then stop answering.
+
+        In time is who comes within `seconds` (virtual) of the first, that instant included, and can be reached
+        by the others then; if all come and can, nobody waits longer. Who comes later is told at once who was
+        there. A rank that has ended does not come. The first one's `seconds` count.
+
+        `work(peers, weights)` gets the communicator of those present and their weights, in rank order; it makes
+        collective calls on it and changes nothing else, as it may be done several times: if not all are through
+        in `averaging_seconds`, its calls end undone, those who cannot be reached are left out (where all can,
+        those with the narrowest connection), and the others begin again. Bytes of every attempt are counted.
 
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 
+        Returns:
+            The ranks that were through together, and what `work` returned, None on a rank that is not one.
+
         Raises:
-            InputError: negative or infinite `seconds`, a weight that is not positive, no floats, calls off
-                the clock; or a real transport, which cannot do without a member.
+            InputError: negative or infinite `seconds`, `averaging_seconds` or a weight that is not positive,
+                calls off the clock; all are slow alike; or a real transport, which cannot do without a member.
         """
-        raise InputError(
-            f"rank {self.rank}, average_present: not over transport {self.transport!r}; use 'netsim'"
+        raise self._not_here("among_present")
+
+    def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
+        """Average `tensor` over those who come in time, in place for them; returns their ranks.
+
+        In time is meant as in `among_present`; who is late keeps its `tensor`. The result is
+        sum(weight * tensor) / sum(weight) in the tensor's own dtype, added in rank order; weights travel free,
+        with the news of who has come.
+
+        Raises:
+            InputError: as `among_present`; or no floats.
+        """
+        self._check_op("average_present", "avg", tensor)
+
+        def work(peers: Communicator, weights: list[float]) -> Tensor:
+            total: Tensor = peers.all_reduce(tensor.detach() * weight)
+            return total.div_(sum(weights))
+
+        members, mean = self.among_present(work, seconds, weight=weight)
+        if mean is not None:
+            tensor.detach().copy_(mean)
+        return members
+
+    def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
+        """Have `tensors` ready for whoever fetches them, from now on and also when this rank has ended.
+
+        Members that publish the same number publish the same tensors; the newest number counts. It takes no
+        time: what is fetched is sent by the host beside what the rank does.
+
+        Raises:
+            InputError: a real transport.
+        """
+        raise self._not_here("publish")
+
+    def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
+        """Download the newest of what members have published, from the one that is reached best.
+
+        Waits until somebody has published the number `at_least` or a newer one, then for the bytes, at this
+        rank's virtual time; nobody else waits. They count as sent by this rank.
+
+        Returns:
+            The number and the tensors; None where nobody who has them can ever be reached.
+
+        Raises:
+            InputError: a real transport, or a call off the clock.
+        """
+        raise self._not_here("fetch")
+
+    def _not_here(self, call: str) -> InputError:
+        return InputError(
+            f"rank {self.rank}, {call}: not over transport {self.transport!r}, which waits for every member; "
+            "use 'netsim', or leave time-outs for absent ranks out"
         )
 
     # --- messages ------------------------------------------------------------------------------------------
@@ -294,16 +359,17 @@ class Communicator(ABC):
             )
         return rank
 
-    def _check_present(self, seconds: float, weight: float) -> None:
+    def _check_present(self, seconds: float, averaging_seconds: float, weight: float) -> None:
         """Refuse a time-out or a weight without meaning."""
+        problem = ""
         if not 0 <= seconds < math.inf:
-            raise InputError(
-                f"rank {self.rank}, average_present: seconds={seconds!r}; give a finite number from 0 up"
-            )
-        if not 0 < weight < math.inf:
-            raise InputError(
-                f"rank {self.rank}, average_present: weight={weight!r}; give a finite number above 0"
-            )
+            problem = f"seconds={seconds!r}; give a finite number from 0 up"
+        elif not averaging_seconds > 0:
+            problem = f"averaging_seconds={averaging_seconds!r}; give a number above 0"
+        elif not 0 < weight < math.inf:
+            problem = f"weight={weight!r}; give a finite number above 0"
+        if problem:
+            raise InputError(f"rank {self.rank}, average_present: {problem}")
 
     def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
         """The reduce op's name, refused where it has no meaning for this dtype."""

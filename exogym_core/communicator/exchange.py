@@ -15,7 +15,7 @@ from exogym_core.communicator.values import Outcome, combine
 from netsim.errors import DeadlockError, MismatchError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
     from torch import Tensor
 
@@ -95,6 +95,7 @@ class Exchange:
         self._running = set(range(num_ranks))
         self._blocked: dict[int, Slot | str] = {}
         self._exited: set[int] = set()
+        self._shelf: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
 
     def put(
         self,
@@ -126,11 +127,29 @@ class Exchange:
         if any(signature.agreed() != agreed for signature in slot.signatures if signature is not None):
             slot.error = _mismatch(slot)
         else:
-            slot.outcome = combine(first.name, slot.inputs, first.reduce_op, first.root)
+            slot.outcome = self._outcome(first, slot)
         slot.inputs = []
         for rank in slot.waiters:
             self.unblock(rank)
         self._on_complete(slot)
+
+    def _outcome(self, first: Signature, slot: Slot) -> Outcome:
+        if first.name not in ("publish", "fetch"):
+            return combine(first.name, slot.inputs, first.reduce_op, first.root)
+        assert isinstance(slot.key.group, tuple)
+        place = (slot.key.group[1], slot.key.number)  # of whom, and which state
+        if first.name == "fetch":
+            return Outcome(shared=self._shelf[place])
+        if place not in self._shelf:
+            self._shelf[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
+        return Outcome()
+
+    def forget(self, group: Hashable, numbers: Collection[int]) -> None:
+        """Of what the group has published, keep these numbers, and newer ones than all of them."""
+        newest = max(numbers)
+        for place in list(self._shelf):
+            if place[0] == group and place[1] < newest and place[1] not in numbers:  # type: ignore[operator]
+                del self._shelf[place]
 
     # --- who waits for whom --------------------------------------------------------------------------------
 

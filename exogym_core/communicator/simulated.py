@@ -9,71 +9,37 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.base import Communicator, Handle, Traffic
-from exogym_core.communicator.exchange import Signature, caller
+from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.parts import parts_of, scatter_parts
+from exogym_core.communicator.port import Port, RankState, ScheduleBook
+from exogym_core.communicator.present import PresentRanks, signature_of
 from netsim.errors import InputError
-from netsim.kernel import Advance, Answer, Ask, Call, Exit, Join, Key, Mark, Post, Request, Wait
+from netsim.kernel import (
+    Advance,
+    Ask,
+    Call,
+    Exit,
+    Key,
+    Mark,
+    Post,
+    Wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+    from exogym_core.communicator.exchange import Signature
+    from netsim.kernel import Answer, Question, Request
+
 __all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator"]
 
 T = TypeVar("T")
-
-
-class ScheduleBook(Protocol):
-    """What a call sends over the network, known to ranks (for counting) and to the kernel (for timing)."""
-
-    def traffic(self, call: Call, member: int) -> tuple[int, int]:
-        """(bytes sent, bytes sent to another region) by this member."""
-
-
-class Port(Protocol):
-    """One rank's way to the simulation."""
-
-    def request(self, request: Request) -> None:
-        """Append to this rank's request stream."""
-
-    def post(
-        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
-    ) -> Any:
-        """Give this member's values to the exchange; returns the ticket for `take`."""
-
-    def take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
-        """Block until the values are there; raises what the exchange found wrong."""
-
-    def taken(self, ticket: Any) -> None:
-        """The values of `take` have been copied and may go."""
-
-    def ready(self, ticket: Any) -> bool:
-        """Whether `take` would return at once, in host time."""
-
-    def flush(self) -> None:
-        """Have the clock play what this rank has requested, as far as it can."""
-
-    def ask(self, question: Ask | Join) -> Answer:
-        """The kernel's answer, at this rank's virtual time."""
-
-
-@dataclass
-class RankState:
-    """What all communicators of one rank share: its clock-side counters."""
-
-    traffic: Traffic = field(default_factory=Traffic)
-    pending_seconds: float = 0.0  # advanced, not yet requested
-    off_clock: bool = False
-    num_calls: Counter[Hashable] = field(default_factory=Counter)
-    num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    repeating: bool = False  # what is requested now is in the kernel's past already
-    in_flight: dict[tuple[Key, int], Signature] = field(default_factory=dict)  # posted, not waited for
 
 
 class _SimulatedHandle(Handle[T]):
@@ -111,7 +77,7 @@ class _SimulatedHandle(Handle[T]):
         return self._comm._port.ready(self._ticket)
 
 
-class SimulatedCommunicator(Communicator):
+class SimulatedCommunicator(PresentRanks):
     """One rank's communicator on the simulated network.
 
     Args:
@@ -201,25 +167,6 @@ class SimulatedCommunicator(Communicator):
     def barrier(self, async_op: bool = False) -> Any:
         return self._collective("barrier", [], _nothing, async_op)
 
-    def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
-        self._check_op("average_present", "avg", tensor)
-        self._check_present(seconds, weight)
-        if self._state.off_clock or self._state.repeating:
-            raise InputError(f"rank {self.rank}, average_present: it needs the clock; call it on the clock")
-        lane = ("present", self._group_id)
-        key = Key(lane, self._next_number(lane))
-        arrivals = self._ask(Join(key, self.rank, self.world_size, seconds, weight))
-        assert isinstance(arrivals, tuple)
-        members = [arrival.member for arrival in arrivals]
-        if self.rank in members:
-            ranks = tuple(self._ranks[member] for member in members)
-            present = SimulatedCommunicator(
-                self._port, ranks, members.index(self.rank), self._book, self._state, (lane, ranks)
-            )
-            total = present.all_reduce(tensor.detach() * weight)
-            tensor.detach().copy_(total.div_(sum(arrival.weight for arrival in arrivals)))
-        return members
-
     # --- messages ------------------------------------------------------------------------------------------
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
@@ -241,7 +188,7 @@ class SimulatedCommunicator(Communicator):
         deliver: Callable[[tuple[Tensor, ...]], T],
     ) -> Handle[T]:
         ranks = (self._ranks[src], self._ranks[dst])
-        signature = _signature("sendrecv", [like], "", 0, on_clock=not self._state.off_clock, side=side)
+        signature = signature_of("sendrecv", [like], "", 0, on_clock=not self._state.off_clock, side=side)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
         lane = ("message", self._group_id, src, dst, tag)
         number = self._next_number(lane, side)
@@ -262,7 +209,7 @@ class SimulatedCommunicator(Communicator):
         like: Sequence[Tensor] | None = None,
     ) -> T | Handle[T]:
         like = tensors if like is None else like
-        signature = _signature(name, like, reduce_op, root, on_clock=not self._state.off_clock)
+        signature = signature_of(name, like, reduce_op, root, on_clock=not self._state.off_clock)
         call = Call(
             name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
         )
@@ -323,13 +270,16 @@ class SimulatedCommunicator(Communicator):
             self._port.request(Advance(seconds))
         self._port.request(request)
 
-    def _ask(self, question: Ask | Join) -> Answer:
+    def _ask(self, question: Question) -> Answer:
         if self._state.pending_seconds:
             seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
             self._port.request(Advance(seconds))
         return self._port.ask(question)
 
     # --- groups and the clock ------------------------------------------------------------------------------
+
+    def _with(self, ranks: tuple[int, ...], rank: int, group_id: Hashable) -> SimulatedCommunicator:
+        return SimulatedCommunicator(self._port, ranks, rank, self._book, self._state, group_id)
 
     def group(self, ranks: Sequence[int], reuse: bool = False) -> SimulatedCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
@@ -341,9 +291,7 @@ class SimulatedCommunicator(Communicator):
         if not reuse:
             number = self._state.num_groups[of_run]
             self._state.num_groups[of_run] = number + 1
-        return SimulatedCommunicator(
-            self._port, of_run, members.index(self.rank), self._book, self._state, (of_run, number)
-        )
+        return self._with(of_run, members.index(self.rank), (of_run, number))
 
     def advance(self, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
@@ -358,7 +306,7 @@ class SimulatedCommunicator(Communicator):
 
     def now(self) -> float:
         seconds = self._ask(Ask(None))
-        assert not isinstance(seconds, tuple)
+        assert isinstance(seconds, float)
         return seconds
 
     @contextmanager
@@ -408,15 +356,6 @@ class SimulatedCommunicator(Communicator):
     def finish(self) -> None:
         """The rank is through; its communicators must not be used any more."""
         self._request(Exit())
-
-
-def _signature(
-    name: str, like: Sequence[Tensor], reduce_op: str, root: int, on_clock: bool, side: str = ""
-) -> Signature:
-    # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
-    shapes = () if name == "all_to_all" else tuple(tuple(tensor.shape) for tensor in like)
-    dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
-    return Signature(name, dtype, shapes, reduce_op, root, caller(), side, on_clock)
 
 
 def _nothing(got: tuple[Tensor, ...]) -> None:

@@ -15,13 +15,15 @@ from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from netsim.clock import Clock
 from netsim.collectives import Schedule, default_algorithm, play, play_all_to_all, schedule
 from netsim.faults import Faults
-from netsim.kernel import Call, Enter, Kernel, instant_play
+from netsim.kernel import Call, Kernel, instant_play
 from netsim.network import Network
 from netsim.protocol import Protocol
+from netsim.reach import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
+    from netsim.calls import Cancel, Enter
     from netsim.errors import DeadlockError
     from netsim.kernel import Answer, Request, StampedRow
     from netsim.topology import Topology
@@ -127,7 +129,7 @@ class Simulation:
         let_run: lets ranks get on, at least one by one call, or raises what ends the run. Told whose next
             request the kernel needs.
         on_complete: told of every call whose value is known.
-        on_answer: told (rank, value) when the kernel has answered an `Ask`.
+        on_answer: told (rank, value) when the kernel has answered a question.
         on_row: told of every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, played before all else; empty for
             a run from the start.
@@ -164,17 +166,19 @@ class Simulation:
             on_span=recorder.spans.append if recorder is not None else None,
             downtime=self.network.downtime if self.network is not None else None,
             hosts=world.hosts,
+            reach=Reach(self.network, world.hosts, faults.may_come_back if faults is not None else _never),
+            on_older=self.exchange.forget,
         )
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans
         if faults is not None:
-            faults.on_stuck = self.kernel.give_up
+            faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
             stream.extend(requests)
         self._let_run, self._on_answer = let_run, on_answer
 
     def wait_for_clock(self, rank: int) -> None:
-        """`rank`, which has an `Ask` in its stream, is blocked until `on_answer`."""
+        """`rank`, which has a question in its stream, is blocked until `on_answer`."""
         self.exchange.block(rank, CLOCK)
 
     def stuck(self, rank: int) -> DeadlockError:
@@ -192,24 +196,28 @@ class Simulation:
         self.exchange.unblock(rank)
         self._on_answer(rank, value)
 
-    def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> Enter:
+    def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
         assert self.network is not None
         hosts = [self.world.hosts[rank] for rank in call.ranks]
         if call.op == "all_to_all":
-            enter = play_all_to_all(
+            enter, cancel = play_all_to_all(
                 self.network,
                 hosts,
                 lambda rows: self.schedules.of(_all_to_all(call, rows)),
                 group=group,
                 on_done=on_done,
             )
-            return lambda member, posted: enter(member, _own_row(posted))
+            return lambda member, posted: enter(member, _own_row(posted)), cancel
         playing = play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done)
-        return lambda member, _: playing.arrive(member)
+        return lambda member, _: playing.arrive(member), playing.cancel
 
 
 def _no_network() -> str:
     return "there is no network"
+
+
+def _never(links: Collection[int]) -> bool:
+    return False
 
 
 def _own_row(call: Call) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from netsim.errors import InputError
-from netsim.kernel import Advance, Call, Join, Key, Mark, Post, Request, Wait
+from netsim.kernel import Advance, Call, Confirm, Fetch, Join, Key, Mark, Post, Publish, Request, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +86,12 @@ def _plain(request: Request) -> list[Any]:
             return ["wait", *request.key]
         case Join():
             return ["join", *request]
+        case Confirm():
+            return ["confirm", *request]
+        case Publish():
+            return ["publish", *request]
+        case Fetch():
+            return ["fetch", *request]
         case Mark():
             return ["mark", request.row]
         case _:
@@ -100,8 +106,14 @@ def _request(record: list[Any]) -> Request:
             return Post(Key(_tuples(group), _tuples(number)), member, Call(*map(_tuples, call)))
         case ["wait", group, number]:
             return Wait(Key(_tuples(group), _tuples(number)))
-        case ["join", [group, number], *rest]:
-            return Join(Key(_tuples(group), _tuples(number)), *rest)
+        case ["join", [group, number], member, ranks, *rest]:
+            return Join(Key(_tuples(group), _tuples(number)), member, tuple(ranks), *rest)
+        case ["confirm", [group, number], *rest]:
+            return Confirm(Key(_tuples(group), _tuples(number)), *rest)
+        case ["publish", [group, number], num_bytes]:
+            return Publish(Key(_tuples(group), _tuples(number)), num_bytes)
+        case ["fetch", group, *rest]:
+            return Fetch(_tuples(group), *rest)
         case ["mark", row]:
             return Mark(row)
     raise ValueError(f"no request: {record!r}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulation import World
     from exogym_core.workers.arena import Arena, TensorRef
     from exogym_core.workers.channel import Channel
-    from netsim.kernel import Answer, Ask, Join
+    from netsim.kernel import Answer, Question
 
 __all__ = ["Body", "RankBlock"]
 
@@ -222,7 +222,7 @@ class _PipePort:
     def flush(self) -> None:
         self._block.flush()
 
-    def ask(self, question: Ask | Join) -> Answer:
+    def ask(self, question: Question) -> Answer:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
         self._block.request(self._rank, question)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.communicator.simulation import World
     from exogym_core.workers.journal import Journal
-    from netsim.kernel import Answer, Ask, Join, StampedRow
+    from netsim.kernel import Answer, Question, StampedRow
     from netsim.trace import Recorder
 
 __all__ = ["run_in_threads"]
@@ -135,7 +135,7 @@ class _ThreadPort:
         if self._turns.is_rank_thread(self._rank):
             self._turns.give_way_to_host(self._rank)
 
-    def ask(self, question: Ask | Join) -> Answer:
+    def ask(self, question: Question) -> Answer:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
         self._stream.append(question)

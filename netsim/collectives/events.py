@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from simpy.events import NORMAL, EventPriority
 
 from netsim.clock import Clock
+from netsim.outage import end_connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -98,6 +99,7 @@ class Execution:
         self._unmatched: tuple[int, int] | None = None
         self._posts: dict[int, Posts] = {}
         self._gates = schedule.gates
+        self._is_over = False
 
     def arrive(self, member: int) -> None:
         """This member enters now."""
@@ -109,6 +111,11 @@ class Execution:
     def move(self, network: Network) -> None:
         """Go on on another network, which has taken over all transfers, and whose clock shows the same time."""
         self.network = network
+
+    def cancel(self) -> None:
+        """End it where it is: nothing more is sent, and nobody is told."""
+        self._is_over = True
+        end_connections(self.network, self._group)
 
     def _go_on(self, member: int) -> None:
         """Post whatever may be posted."""
@@ -155,6 +162,8 @@ class Execution:
         on_delivered: Callable[[], None],
         on_sent: Callable[[], None] | None = None,
     ) -> None:
+        if self._is_over:
+            return
         hosts = self._hosts
         number = None if self.numbers is None else next(self.numbers)
         self.network.send(

@@ -98,6 +98,19 @@ class Play:
             # Members may be through before others arrive: only if all arrive now can it be settled at once.
             call_at(self._network.env, now, self._go_on_alone, _LATE)
 
+    def cancel(self) -> None:
+        """End it where it is: what is under way is lost, and nobody is told any more.
+
+        Others of its group that are under way at the same time lose what they have sent, too: end them as well.
+        """
+        if len(self._told) == self.schedule.num_ranks:
+            return
+        if self._execution is None and self.arrivals:
+            self._stage.step_in()
+        if self._execution is not None:
+            self._execution.cancel()
+        self._told.update(range(self.schedule.num_ranks))
+
     def is_through(self, host: int) -> bool:
         """Whether all members on a host have been told that they are through."""
         return all(member in self._told for member, other in enumerate(self.hosts) if other == host)

@@ -26,7 +26,7 @@ def play_all_to_all(
     *,
     group: Hashable = None,
     on_done: Callable[[int], None],
-) -> Callable[[int, Sequence[int]], None]:
+) -> tuple[Callable[[int, Sequence[int]], None], Callable[[], None]]:
     """Start an all_to_all of which nothing but its members is known.
 
     Args:
@@ -34,7 +34,7 @@ def play_all_to_all(
         whole: the schedule with `rows[i][j]` bytes from member i to member j.
 
     Returns:
-        What lets a member enter now with the bytes that it has for each member.
+        What lets a member enter now with the bytes that it has for each member; and `Play.cancel`.
     """
     num = len(hosts)
     num_bytes = np.zeros(num * (num - 1), np.int64)
@@ -51,7 +51,7 @@ def play_all_to_all(
             playing.schedule = whole(tuple(rows[member] for member in range(num)))
         playing.arrive(member)
 
-    return enter
+    return enter, playing.cancel
 
 
 def _of_sizes(num: int, num_bytes: np.ndarray) -> Schedule:

@@ -1,0 +1,227 @@
+"""Ranks that stop answering are left out, and catch up: exact times, equal bits in threads and processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exogym_core.communicator import run_ranks
+from exogym_core.workers.journal import Journal, requests_from_text, requests_to_text
+from netsim.errors import DeadlockError, InputError
+from netsim.kernel import Confirm, Fetch, Publish
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator
+
+MEGABYTE = 250_000  # of fp32 values
+
+
+def star(events: list[dict[str, Any]], protocol: str = "ideal", home: str = "8 Mbit/s") -> dict[str, Any]:
+    """Three hosts, of which `home` has 1 MB/s or less, and the others 10 MB/s."""
+    links = [
+        {"between": [host, "switch"], "bandwidth": rate, "latency": "10 ms"}
+        for host, rate in (("a", "80 Mbit/s"), ("b", "80 Mbit/s"), ("home", home))
+    ]
+    hosts: dict[str, Any] = {name: {} for name in ("a", "b", "home")}
+    return {
+        "name": "star",
+        "hosts": hosts,
+        "routers": ["switch"],
+        "links": links,
+        "protocol": protocol,
+        "events": events,
+    }
+
+
+def down(at: str, lasts: str | None) -> dict[str, Any]:
+    event = {"link": ["home", "switch"], "at": at, "down": True}
+    return event if lasts is None else {**event, "for": lasts}
+
+
+def rounds(comm: Communicator) -> list[Any]:
+    """Five rounds of 4 MB with 2 s of computing each; who is left out fetches what the others have."""
+    values = torch.full((4 * MEGABYTE,), float(comm.rank))
+    told: list[Any] = []
+    number = 0
+    while number < 5:
+        comm.advance(2.0)
+        mine = values
+
+        def mean(peers: Communicator, weights: list[float], mine: torch.Tensor = mine) -> torch.Tensor:
+            assert weights == [1.0] * peers.world_size
+            total: torch.Tensor = peers.all_reduce(mine.clone(), "avg")
+            return total
+
+        members, got = comm.among_present(mean, 3.0, 20.0)
+        if got is not None:
+            values, number = got + comm.rank, number + 1
+            comm.publish(number, [got])
+        else:
+            fetched = comm.fetch(number + 1)
+            if fetched is None:
+                return [*told, "lost"]
+            number, (state,) = fetched
+            values = state + comm.rank
+        told.append((number, members, float(values[0]), got is not None, comm.now(), comm.traffic.bytes_sent))
+    return told
+
+
+def facts(results: list[Any]) -> list[list[tuple[int, list[int], bool]]]:
+    return [[(row[0], row[1], row[3]) for row in told if row != "lost"] for told in results]
+
+
+ALL, OTHERS = [0, 1, 2], [0, 1]
+
+
+def test_without_trouble_all_are_there_each_time() -> None:
+    results = run_ranks(rounds, 3, star([])).results
+    assert facts(results) == [[(number, ALL, True) for number in range(1, 6)]] * 3
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_who_is_cut_off_while_they_average_is_left_out_and_catches_up(protocol: str) -> None:
+    # A round takes 2 s and the exchange about 5.4 s: home is cut off in the middle of the second.
+    topology = star([down("11 s", "40 s")], protocol)
+    results = run_ranks(rounds, 3, topology).results
+    first, second, home = facts(results)
+    assert first == second
+    assert [row[:2] for row in first[:4]] == [(1, ALL), (2, OTHERS), (3, OTHERS), (4, OTHERS)]
+    assert home[0] == (1, ALL, True)
+    assert home[1][1:] == (OTHERS, False)
+    if protocol == "ideal":
+        # The second exchange begins after two rounds of 2 s and one exchange of 4 * 4 / 3 MB at 1 MB/s.
+        part = 4 / 3
+        given_up = 4 + 4 * (part + 0.02) + 20
+        again = given_up + 2 * (0.2 + 0.02)  # 4 MB between two hosts of 10 MB/s
+        ends = [again + rounds * (2 + 3 + 0.44) for rounds in range(4)]  # they give home 3 s each time
+        assert [row[4] for row in results[0][1:]] == pytest.approx(ends, abs=1e-5)
+        # When its link is back, home gets the newest state, at 1 MB/s; the others have ended by then.
+        assert home[1:] == [(5, OTHERS, False)]
+        assert results[2][1][4] == pytest.approx(51 + 0.02 + 4, abs=1e-6)
+
+
+def test_values_are_the_mean_of_those_present() -> None:
+    results = run_ranks(rounds, 3, star([down("11 s", "40 s")])).results
+    states: dict[int, float] = {0: 0.0}
+    for number, members, value, took_part, *_ in results[0]:
+        assert took_part
+        before = states[number - 1]
+        states[number] = sum(before + rank for rank in members) / len(members)
+        assert value == pytest.approx(states[number])
+    for number, _, value, *_ in results[2]:
+        assert value == pytest.approx(states[number] + 2)
+
+
+def test_the_download_is_charged_to_who_fetches() -> None:
+    quiet = run_ranks(rounds, 3, star([down("11 s", "40 s")])).results[2]
+    before, after = quiet[0][5], quiet[1][5]
+    attempt = after - before - 4 * 4 * MEGABYTE
+    assert attempt == pytest.approx(4 * 4 * MEGABYTE * 4 / 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_give_what_threads_give(processes: int) -> None:
+    topology = star([down("11 s", "40 s")], "linux-tcp")
+    threads = run_ranks(rounds, 3, topology)
+    others = run_ranks(rounds, 3, topology, workers={"kind": "processes", "processes": processes})
+    assert others.results == threads.results
+    assert others.rank_virtual_seconds == threads.rank_virtual_seconds
+    assert others.exposed_seconds == threads.exposed_seconds
+
+
+def test_who_never_comes_back_is_lost_and_the_others_end() -> None:
+    results = run_ranks(rounds, 3, star([down("11 s", None)])).results
+    assert results[2][-1] == "lost"
+    assert [row[0] for row in results[0]] == [1, 2, 3, 4, 5]
+    assert all(row[1] == OTHERS for row in results[0][1:])
+
+
+def test_a_crashed_host_that_never_returns_ends_nobody_elses_run() -> None:
+    results = run_ranks(rounds, 3, star([{"host": "home", "at": "9.5 s", "crash": True}])).results
+    assert results[2][-1] == "lost"
+    assert all(row[1] == OTHERS for row in results[0][1:])
+
+
+def test_a_crashed_host_catches_up_at_its_return() -> None:
+    results = run_ranks(
+        rounds, 3, star([{"host": "home", "at": "9.5 s", "crash": True, "for": "15 s"}])
+    ).results
+    home = facts(results)[2]
+    assert home[0] == (1, ALL, True)
+    assert home[1][1:] == (OTHERS, False)
+    assert results[2][1][4] > 24.5
+
+
+def test_who_is_too_slow_for_the_time_given_is_left_out() -> None:
+    results = run_ranks(rounds, 3, star([], home="1 Mbit/s")).results
+    assert [row[:2] for row in results[0]] == [(number, OTHERS) for number in range(1, 6)]
+
+
+def test_where_all_are_slow_alike_the_time_is_too_short() -> None:
+    topology = star([], home="80 Mbit/s")
+    for link in topology["links"]:
+        link["bandwidth"] = "1 Mbit/s"
+    with pytest.raises(InputError, match="not through in 20 s, though all members answer"):
+        run_ranks(rounds, 3, topology)
+
+
+def test_they_go_on_at_once_when_a_link_comes_back_before_the_end_of_their_patience() -> None:
+    def body(comm: Communicator) -> tuple[list[int], float]:
+        members, _ = comm.among_present(lambda peers, weights: None, 60.0, 20.0)
+        return members, comm.now()
+
+    assert run_ranks(body, 3, star([down("0 s", "7 s")])).results == [(ALL, 7.0)] * 3
+    assert run_ranks(body, 3, star([down("0 s", "70 s")])).results == [(OTHERS, 60.0)] * 3
+
+
+def test_a_state_that_nobody_publishes_is_a_deadlock() -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 2:
+            comm.fetch(1)
+
+    with pytest.raises(DeadlockError, match="rank 2 in fetch"):
+        run_ranks(body, 3, star([]))
+
+
+def test_a_run_with_absent_ranks_can_be_written_down() -> None:
+    journal = Journal()
+    run_ranks(rounds, 3, star([down("11 s", "40 s")]), journal=journal)
+    kinds = {type(request) for stream in journal.log for request in stream}
+    assert {Confirm, Fetch, Publish} <= kinds
+    assert requests_from_text(requests_to_text(journal.log), 3) == journal.log
+
+
+@given(
+    st.lists(st.floats(0.0, 5.0), min_size=4, max_size=4),
+    st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4),
+    st.floats(0.0, 5.0),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_mean_has_the_weights_of_those_present(
+    delays: list[float], weights: list[float], seconds: float
+) -> None:
+    def body(comm: Communicator) -> tuple[list[int], list[float]]:
+        comm.advance(delays[comm.rank])
+        tensor = torch.arange(5, dtype=torch.float64) ** comm.rank
+        return comm.average_present(tensor, seconds, weights[comm.rank]), tensor.tolist()
+
+    results = run_ranks(body, 4).results
+    members = results[0][0]
+    first = min(delays)
+    for rank, (told, values) in enumerate(results):
+        assert told == members
+        assert (rank in members) == (delays[rank] <= first + seconds) or abs(
+            delays[rank] - first - seconds
+        ) < 1e-8
+        mine = [float(value) ** rank for value in range(5)]
+        if rank in members:
+            total = sum(weights[member] for member in members)
+            mine = [
+                sum(weights[member] * float(value) ** member for member in members) / total
+                for value in range(5)
+            ]
+        assert values == pytest.approx(mine)
