@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import simpy
 from simpy.events import EventPriority
 
+from netsim.channel import BackgroundConnection
 from netsim.clock import Clock
 from netsim.conditions import Conditions, Quantity
 from netsim.errors import DeadlockError, InputError
 from netsim.network import Network
 from netsim.outage import Waiting, can_go_on, dead_links, drop_transfers, end_transfer, transfers_waiting
-from netsim.traffic import BackgroundConnection, BackgroundTraffic, drift_factors
+from netsim.traffic import BackgroundTraffic, drift_factors
 from netsim.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from netsim.capacity import can_compile
+from netsim.channel import BackgroundConnection
 from netsim.clock import Clock
 from netsim.errors import DeadlockError, InputError, NetsimError, unknown_name
 from netsim.faults import Faults
@@ -32,7 +33,6 @@ from netsim.outage import transfers_waiting
 from netsim.protocol import Protocol
 from netsim.topology import Topology
 from netsim.trace import tracing
-from netsim.traffic import BackgroundConnection
 from netsim.usage import plain_lines
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def fork(network: Network, env: simpy.Environment, shift_seconds: float = 0.0) -
 
 def _copied_paths(paths: PathTable) -> PathTable:
     copied = copy(paths)
-    copied.paths = [replace(path, num_bytes=0.0) for path in paths.paths]
+    copied.paths = [replace(path, num_bytes=0.0, background_bytes=0.0) for path in paths.paths]
     copied._by_hosts = {(path.source, path.target): path for path in copied.paths}
     copied.links = paths.links.copy()
     copied.back = paths.back.copy()
@@ -122,6 +122,7 @@ def take_over(network: Network, other: Network) -> None:
     """Have a network that carries nothing go on from where its copy has come; both clocks show the same time."""
     for path, own in zip(other._paths.paths, network._paths.paths, strict=False):
         path.num_bytes += own.num_bytes
+        path.background_bytes += own.background_bytes
     for name in _MOVES:
         setattr(network, name, getattr(other, name))
     network._call_at(network.env.now)

@@ -17,7 +17,7 @@ import simpy
 from simpy.events import EventPriority
 
 from netsim.capacity import Capacity
-from netsim.channel import Channel
+from netsim.channel import BackgroundConnection, Channel
 from netsim.clock import Clock
 from netsim.downtime import Downtime
 from netsim.errors import InputError
@@ -32,7 +32,7 @@ from netsim.transfers import Transfers
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from netsim.fairness import FloatArray
+    from netsim.fairness import FloatArray, IntArray
     from netsim.neighbours import Neighbourhood
     from netsim.tcp import Grant
     from netsim.topology import Topology
@@ -199,6 +199,7 @@ class Network:
 
     def _channel(self, path: Path, connection: Hashable, number: int = 0, limit: float = math.inf) -> Channel:
         protocol = self.protocol
+        is_background = isinstance(connection, BackgroundConnection)
         if protocol.connections == "per-transfer":
             connection = (connection, number)
         key = (path.index, connection)
@@ -209,7 +210,7 @@ class Network:
                 rate, link = self._capacity.narrowest(path)
                 queue = self.topology.links[link].queue_packets or protocol.queue_packets
                 window = Window(protocol, path.round_trip_seconds, path.loss, rate, queue)
-            channel = self._channels[key] = Channel(key, path, window, limit)
+            channel = self._channels[key] = Channel(key, path, window, limit, is_background=is_background)
         return channel
 
     def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
@@ -344,7 +345,7 @@ class Network:
     def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
         """Take a transfer out; the next of its connection follows if it was the first."""
         channel = self._of_slot[slot]
-        channel.path.num_bytes += delivered_bytes
+        channel.count(delivered_bytes)
         channel.backlog -= float(self._transfers.size[slot])
         if slot in self._neighbours:
             self._neighbours.leave(slot)
@@ -444,8 +445,20 @@ class Network:
     @property
     def link_bytes(self) -> FloatArray:
         """Payload bytes that have crossed each link so far; shape (links,)."""
-        by_path = np.array([path.num_bytes for path in self._paths.paths])
         slots = np.fromiter(self._neighbours, dtype=np.int64)
+        return self._by_link([path.num_bytes for path in self._paths.paths], slots)
+
+    @property
+    def background_link_bytes(self) -> FloatArray:
+        """Of `link_bytes`, what is background traffic's; shape (links,)."""
+        slots = [slot for slot in self._neighbours if self._of_slot[slot].is_background]
+        return self._by_link(
+            [path.background_bytes for path in self._paths.paths], np.array(slots, dtype=np.int64)
+        )
+
+    def _by_link(self, over: list[float], slots: IntArray) -> FloatArray:
+        """Bytes on links, of those over (by path) and those in flight (slots)."""
+        by_path = np.array(over)
         if slots.size:
             crossed = self._transfers.size[slots] - self._transfers.remaining_at(slots, self.env.now)
             np.add.at(by_path, self._transfers.path[slots], crossed)

@@ -30,6 +30,7 @@ class Path:
         loss: share of packets lost on the way there.
         weight: share of a transfer on it relative to others.
         num_bytes: payload that has come through so far, of transfers that are over.
+        background_bytes: of that, what was background traffic.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Path:
     loss: float
     weight: float
     num_bytes: float = 0.0
+    background_bytes: float = 0.0
 
 
 class PathTable:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netsim.channel import BackgroundConnection
 from netsim.outage import is_in_flight
 
 if TYPE_CHECKING:
@@ -19,18 +19,10 @@ if TYPE_CHECKING:
     from netsim.network import Network
     from netsim.weather import Background, Drift
 
-__all__ = ["BackgroundConnection", "BackgroundTraffic", "drift_factors"]
+__all__ = ["BackgroundTraffic", "drift_factors"]
 
 # A steady sender's transfer is as long as this at its own rate, and is followed by another.
 _STEADY_SECONDS = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class BackgroundConnection:
-    """Names the connections of background traffic: which entry, and which of its connections."""
-
-    entry: int
-    number: int
 
 
 class BackgroundTraffic:

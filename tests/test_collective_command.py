@@ -89,6 +89,36 @@ def test_bytes_of_all_to_all_are_what_each_rank_has(star: str) -> None:
     assert got["seconds"] == pytest.approx([0.02 + 3e6 * 8 / 50e6])
 
 
+BACKGROUND = """
+background:
+  - {from: a, to: b, rate: 10 Mbit/s}
+  - {from: c, to: a, bytes: 100 kB, every: 20 ms, start: 5 ms}
+"""
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_the_traffic_of_others_is_told_apart(star: str, tmp_path: Path, protocol: str) -> None:
+    busy = tmp_path / "busy.yaml"
+    busy.write_text(STAR + BACKGROUND)
+    arguments = ("all_reduce", "--bytes", "4MB", "--repeat", "3", "--protocol", protocol)
+    calm, got = run(star, *arguments), run(str(busy), *arguments)
+    assert got["seconds"][0] > calm["seconds"][0]
+    assert calm["background_link_bytes"] == {}
+    assert got["link_bytes"] == calm["link_bytes"]
+    others = got["background_link_bytes"]
+    assert others.keys() == {"a->sw", "sw->b", "c->sw", "sw->a"}
+    assert others["a->sw"] == others["sw->b"] <= 10e6 / 8 * got["seconds"][-1] + 1
+    assert others["c->sw"] == pytest.approx(100e3 / 0.02 * got["seconds"][-1], rel=0.3)
+
+
+def test_what_a_crash_has_sent_twice_is_counted(star: str, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.yaml"
+    torn.write_text(STAR + BACKGROUND + "events: [{at: 100 ms, host: b, crash: true, for: 1 s}]")
+    calm, got = (run(name, "all_reduce", "--bytes", "4MB")["link_bytes"] for name in (star, str(torn)))
+    assert got["a->sw"] > calm["a->sw"]
+    assert got["c->sw"] == calm["c->sw"]
+
+
 def test_table_for_people(star: str) -> None:
     result = CliRunner().invoke(command, [star, "all_reduce", "--bytes", "25MB", "--repeat", "2"])
     assert result.exit_code == 0

@@ -128,6 +128,15 @@ def _link_name(topology: Topology, index: int) -> str:
     return f"{link.source}->{link.target}"
 
 
+def _named(topology: Topology, link_bytes: list[float]) -> dict[str, int]:
+    """Bytes by link, of those that carry any."""
+    return {
+        _link_name(topology, index): round(num_bytes)
+        for index, num_bytes in enumerate(link_bytes)
+        if round(num_bytes)
+    }
+
+
 def _as_mapping(
     topology: Topology, made: Schedule, protocol: Protocol, timing: Timing, bound: float
 ) -> dict[str, object]:
@@ -138,11 +147,8 @@ def _as_mapping(
         "bytes": made.num_bytes // made.num_ranks if made.op == "all_to_all" else made.num_bytes,
         "seconds": timing.seconds,
         "rank_seconds": timing.rank_seconds,
-        "link_bytes": {
-            _link_name(topology, index): round(num_bytes)
-            for index, num_bytes in enumerate(timing.link_bytes)
-            if num_bytes
-        },
+        "link_bytes": _named(topology, timing.link_bytes),
+        "background_link_bytes": _named(topology, timing.background_link_bytes),
         "lower_bound_seconds": bound,
     }
 
