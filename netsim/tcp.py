@@ -289,7 +289,7 @@ class Window:
     def _go_on_after(self, overflow: Overflow, now: float) -> None:
         """The next round after one that overran the queue; when all have been, the window falls."""
         if not overflow.rounds:
-            self._overflow = None
+            self._overflow, self._missing = None, 0.0
             self._lose(now, overflow.window)
             return
         first, *others = overflow.rounds
