@@ -320,7 +320,7 @@ def test_buckets_leave_during_the_backward_pass() -> None:
         strategy.close()
         return posted
 
-    assert run_ranks(body, 2).results == [4, 4]
+    assert run_ranks(body, 2).results == [3, 3]  # the fourth is full at the end
 
 
 @pytest.mark.parametrize("name", ["SHARD_GRAD_OP", "HYBRID_SHARD"])

@@ -97,7 +97,8 @@ class GradientAverager:
         `weight` multiplies this rank's gradients.
         """
         if on and not self._hooks and self.comm.world_size > 1 and self.codec is None:
-            for number, bucket in enumerate(self._buckets):
+            # The last bucket is full when the backward pass is over: `average` sends it.
+            for number, bucket in enumerate(self._buckets[:-1]):
                 hook = partial(self._on_gradient, number)
                 self._hooks += [_after_accumulation(parameter, hook) for parameter in bucket]
         self._listening, self._weight = on, weight
@@ -146,7 +147,7 @@ class GradientAverager:
         if not self._listening:
             return
         self._missing[number] -= 1
-        while (ready := len(self._posted)) < len(self._buckets) and self._missing[ready] == 0:
+        while (ready := len(self._posted)) < len(self._buckets) - 1 and self._missing[ready] == 0:
             self._post(ready)
 
     def _post(self, number: int) -> None:
