@@ -1,0 +1,63 @@
+"""The compiled loop against the network it stands for, on small networks full of ties."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netsim import flows
+from netsim.flows import Flow
+from netsim.protocol import Protocol
+from netsim.topology import Topology
+
+compiled = pytest.importorskip("netsim.compiled", reason="needs numba", exc_type=ImportError)
+
+Scene = tuple[Topology, list[Flow]]
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    """A ring of hosts with some chords; transfers that begin, share and end together more often than not."""
+    num = draw(st.integers(2, 7))
+    chords = draw(st.lists(st.sampled_from(list(itertools.combinations(range(num), 2))), max_size=3))
+    pairs = {(i, i + 1) for i in range(num - 1)} | {(0, num - 1)} | set(chords)
+    rate = st.sampled_from(["1 Mbit/s", "2 Mbit/s", "3 Mbit/s", "10 Mbit/s"])
+    links = [
+        {
+            "between": [f"h{a}", f"h{b}"],
+            "up": draw(rate),
+            "down": draw(rate),
+            "latency": draw(st.sampled_from(["0 s", "1 ms", "250 ms"])),
+        }
+        for a, b in sorted(pairs)
+    ]
+    host = st.integers(0, num - 1)
+    start = st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0, 1.25])
+    size = st.sampled_from([0.0, 1e3, 1e5, 1e5, 2.5e5, 1e6])
+    rows = draw(st.lists(st.builds(Flow, start, host, host, size), min_size=1, max_size=25))
+    return Topology.from_mapping({"hosts": {f"h{i}": {} for i in range(num)}, "links": links}), rows
+
+
+@given(scenes())
+def test_transfers_arrive_when_the_network_says(scene: Scene) -> None:
+    topology, rows = scene
+    expected = flows._play_on_network(topology, rows, Protocol.parse("ideal"), None, None)
+    np.testing.assert_allclose(flows._play_compiled(topology, rows), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_meets_a_link_without_capacity_never_arrives() -> None:
+    capacity, links = np.array([0.0, 10.0]), np.array([[0, 1, 2], [1, 2, 2], [2, 2, 2]])
+    finish = compiled.play_messages(
+        capacity,
+        links,
+        np.array([0, 1, 1, 2]),
+        np.zeros(4),
+        np.array([10.0, 20.0, 10.0, 5.0]),
+        np.arange(4.0),
+    )
+    assert finish.tolist() == [math.inf, 4.0, 4.0, 3.0]
