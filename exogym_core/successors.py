@@ -68,6 +68,7 @@ STRATEGY_ARGUMENTS: Mapping[str, str] = {
     "optimizer": "it is optim_spec=, an optimizer's name or class and its options",
     "p": "it is p_sparta=",
     "rank": _OF_THE_TRAINER,
+    "sharding_strategy": "it is sharding=, with ranks_per_worker=",
     "timeout_waiting_for_peers": _PATIENCE,
     "topk": "it is compression_topk=",
     "warmup_steps": "it is lr_scheduler='lambda_cosine', lr_scheduler_kwargs={'warmup_steps': ...}",
