@@ -245,6 +245,19 @@ def test_a_loop_of_ones_own_trains_as_the_strategy_does(name: str, codec: str | 
     assert sum(t.bytes_sent for t in own.traffic) == start + sum(t.bytes_sent for t in expected.traffic)
 
 
+def test_a_loop_of_ones_own_over_real_sockets() -> None:
+    model, batches = reference.make_problem(4, 3, 4, 6, seed=1)
+    options = {"ranks_per_worker": 2, "sharding": "FULL_SHARD", "grad_compression": "int8"}
+
+    def body(comm: Communicator) -> Tensor:
+        return own_loop(model, batches, comm, **options)
+
+    simulated, real = run_ranks(body, 4), run_ranks(body, 4, transport="gloo")
+    for ours, theirs in zip(simulated.results, real.results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert [t.bytes_sent for t in simulated.traffic] == [t.bytes_sent for t in real.traffic]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("codec", [None, "int8", "uniform8bit"])
 def test_the_wan_carries_a_round_once_per_site(name: str, codec: str | None) -> None:
