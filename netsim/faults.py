@@ -215,15 +215,15 @@ class Faults:
     def _is_stuck(self) -> bool:
         """Whether somebody waits for the network and nothing that is to come can help."""
         network = self._network
-        if any(not _is_ours(event) for *_, event in network.env._queue):
+        dead, stand_still = dead_links(network), bool(+network.downtime.awaited)
+        # What is cheap to find out goes first: this is asked at every turn of the weather.
+        if not (dead or stand_still) or self.may_come_back(dead):
             return False
-        if can_go_on(network, _is_background):
+        if any(not _is_ours(event) for *_, event in network.env._queue) or can_go_on(network, _is_background):
             return False
-        if self.may_come_back(dead_links(network)):
-            return False
-        if network.before_change is not None or +network.downtime.awaited:
-            return True  # a collective that is kept off the network, or who stands still on a host
-        return bool(transfers_waiting(network, _is_background))
+        # Collectives that are kept off the network wait as well.
+        is_kept_off = network.before_change is not None
+        return stand_still or is_kept_off or bool(transfers_waiting(network, _is_background))
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Whether one of these links may carry something again, by an event or a row to come, or by drift."""

@@ -31,6 +31,7 @@ __all__ = [
     "go_on_unless_cut",
     "hold_if_cut",
     "is_cut",
+    "is_dead_end",
     "is_in_flight",
     "may_give_up",
     "not_given_up",
@@ -148,6 +149,11 @@ def is_cut(network: Network, path: Path) -> bool:
     """Whether a link of a path is dead; TCP needs the way back as well, for its acknowledgements."""
     links = path.links + path.back if network.protocol.ack_share else path.links
     return not network._capacity.dead.isdisjoint(links)
+
+
+def is_dead_end(network: Network, source: int, target: int) -> bool:
+    """Whether nothing gets from one host to another at present."""
+    return is_cut(network, network._paths.between(source, target))
 
 
 def hold_if_cut(network: Network, slot: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from netsim.channel import BackgroundConnection
-from netsim.outage import is_in_flight
+from netsim.outage import is_dead_end, is_in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,9 @@ __all__ = ["BackgroundTraffic", "drift_factors"]
 
 # A steady sender's transfer is as long as this at its own rate, and is followed by another.
 _STEADY_SECONDS = 1e6
+# So many transfers of one entry go at once. Offered more than a link carries they would grow without bound, and
+# everybody's share would come to nothing: then no run ends.
+_MOST_AT_ONCE = 100
 
 
 class BackgroundTraffic:
@@ -43,10 +46,14 @@ class BackgroundTraffic:
         self._num_connections = 0
 
     def send(self) -> None:
-        """Start to send steadily, or send what is sent at once."""
+        """Start to send steadily, or send what is sent at once if nothing is in its way."""
         background = self._background
         if background.num_bytes is None:
             self._send_steadily()
+            return
+        num_in_flight = self._num_connections - len(self._idle)
+        is_dead = is_dead_end(self._network, background.source, background.target)
+        if is_dead or num_in_flight == _MOST_AT_ONCE:
             return
         if self._idle:
             connection = heappop(self._idle)

@@ -174,6 +174,33 @@ def test_background_transfers_every_so_often() -> None:
     assert finish(star(background=traffic), ONE) == [pytest.approx(1.32)]
 
 
+def test_background_does_not_pile_up() -> None:
+    """More than a link carries, and more than can wait for a dead one: at most 100 transfers go at once."""
+    clock = Clock()
+    network = Network(clock, star(events=[both("c", at="600 s", down=True, **{"for": "500 s"})]))
+    faults = Faults(network)
+    faults.add(Background(A, C, num_bytes=MEGABYTE, every_seconds=0.125, stop_seconds=1000.0))
+    clock.run(until=400)
+    assert network.num_in_flight == 100
+    one = clock.now
+    clock.run(network.transfer(A, C, MEGABYTE))
+    assert clock.now - one == pytest.approx(0.02 + 101, rel=0.02)
+    clock.run(until=1000.5)
+    assert network.num_in_flight == 100
+    clock.run(until=1200)
+    assert network.num_in_flight == 0
+
+
+def test_none_begins_while_a_link_on_its_way_is_dead() -> None:
+    clock = Clock()
+    network = Network(clock, star(events=[both("c", at="10 s", down=True, **{"for": "500 s"})]))
+    Faults(network).add(Background(A, C, num_bytes=MEGABYTE, every_seconds=5.0))
+    clock.run(until=509)
+    assert network.num_in_flight == 0
+    clock.run(until=510.5)
+    assert network.num_in_flight == 1
+
+
 def test_drift_has_mean_1_and_depends_on_seed_and_link_alone() -> None:
     drift = Drift((0,), "lognormal", 0.5, sigma=0.4, seed=3)
     drawn = list(itertools.islice(drift_factors(drift, "a->s"), 4000))
