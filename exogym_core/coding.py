@@ -88,10 +88,16 @@ class Coding:
         raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
 
     def charged(self, codec: Codec, comm: Communicator) -> Codec:
-        """`codec`, whose work takes time on `comm`'s clock."""
+        """`codec`, whose work takes time on `comm`'s clock.
+
+        Raises:
+            InputError: there are speeds, but none for this codec.
+        """
         from exogym_core.strategy.parts.charged import ChargedCodec
 
-        return ChargedCodec(codec, self.seconds, comm.advance) if self.speeds else codec
+        charged = ChargedCodec(codec, self.seconds, comm.advance)
+        self.seconds(charged.name, "encode", 0)  # raises now, not in the first round
+        return charged if self.speeds else codec
 
     def measure(self) -> Coding:
         """The speeds here of all codecs there are, if they are to be measured."""
