@@ -83,7 +83,8 @@ def fork(network: Network, env: simpy.Environment, shift_seconds: float = 0.0) -
     for key, channel in network._channels.items():
         if channel.window is not None:
             own = copied._paths.paths[channel.path.index]
-            copied._channels[key] = type(channel)(key, own, channel.window.moved(shift_seconds))
+            window = channel.window.moved(shift_seconds)
+            copied._channels[key] = type(channel)(key, own, window, is_background=channel.is_background)
     return copied
 
 

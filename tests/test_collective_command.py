@@ -111,6 +111,13 @@ def test_the_traffic_of_others_is_told_apart(star: str, tmp_path: Path, protocol
     assert others["c->sw"] == pytest.approx(100e3 / 0.02 * got["seconds"][-1], rel=0.3)
 
 
+def test_the_traffic_of_others_stays_apart_when_it_overtakes_a_collective(star: str, tmp_path: Path) -> None:
+    busy = tmp_path / "busy.yaml"
+    busy.write_text(STAR + "background: [{from: a, to: b, bytes: 10 kB, every: 300 ms, stop: 1 s}]")
+    arguments = ("all_reduce", "--bytes", "4MB", "--repeat", "2", "--protocol", "linux-tcp")
+    assert run(str(busy), *arguments)["link_bytes"] == run(star, *arguments)["link_bytes"]
+
+
 def test_what_a_crash_has_sent_twice_is_counted(star: str, tmp_path: Path) -> None:
     torn = tmp_path / "torn.yaml"
     torn.write_text(STAR + BACKGROUND + "events: [{at: 100 ms, host: b, crash: true, for: 1 s}]")
