@@ -113,7 +113,7 @@ def test_the_traffic_of_others_is_told_apart(star: str, tmp_path: Path, protocol
 
 def test_the_traffic_of_others_stays_apart_when_it_overtakes_a_collective(star: str, tmp_path: Path) -> None:
     busy = tmp_path / "busy.yaml"
-    busy.write_text(STAR + "background: [{from: a, to: b, bytes: 10 kB, every: 300 ms, stop: 1 s}]")
+    busy.write_text(STAR + "background: [{from: a, to: b, bytes: 10 kB, every: 300 ms}]")
     arguments = ("all_reduce", "--bytes", "4MB", "--repeat", "2", "--protocol", "linux-tcp")
     assert run(str(busy), *arguments)["link_bytes"] == run(star, *arguments)["link_bytes"]
 
