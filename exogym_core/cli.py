@@ -269,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             traceback.print_exc()
         if isinstance(error, NetsimError):
-            return _fail(str(error), 2 if isinstance(error, InputError) else 1)
+            told = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            return _fail(told, 2 if isinstance(error, InputError) else 1)
         told = visible(f"{type(error).__name__}: {error}", 500)
         return _fail(f"{told} (--debug shows where)", 1)
     return code if isinstance(code, int) else 0

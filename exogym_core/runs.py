@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exogym_core.names import visible
-from netsim.errors import InputError
+from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,6 +86,12 @@ def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFol
                 folder.log("interrupted")
                 click.echo(_interrupted(folder, num_strategies), err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
+        except NetsimError as error:
+            for folder in folders:
+                if (folder.path / "summary.json").is_file():
+                    path = visible(folder.path)
+                    error.add_note(f"What was done is in {path}; to go on: netgym compare --resume {path}")
+            raise
 
 
 def _interrupted(folder: RunFolder, num_strategies: int) -> str:

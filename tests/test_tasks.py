@@ -222,9 +222,25 @@ def test_memory_maps_are_read_lazily_and_pickled_as_descriptions(tmp_path, suffi
     assert task.model_options["gpt"]["vocab_size"] == 50304
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_token_outside_the_vocabulary_is_named(name):
+    model = build_model(name, num_layers=1, width=8, num_heads=1, vocab_size=5, block_size=8, seed=0)
+    for tokens, told in ([1, 7], 7), ([-1, 2], -1):
+        with pytest.raises(InputError, match=f"^token {told} is outside the vocabulary of 5: give the task "):
+            model.logits(torch.tensor([tokens]))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: build_task("text", dtype="unit16"),
+            "task text: dtype='unit16' is none of numpy's; use 'uint16'",
+        ),
+        (
+            lambda: build_task("text", validation_fraction=1),
+            "task text: validation_fraction=1 must be between 0",
+        ),
         (lambda: build_task("digit"), "unknown task 'digit': did you mean 'digits'?"),
         (lambda: build_task("digits", sead=1), "unknown option of task digits 'sead': did you mean 'seed'?"),
         (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exogym_core.tasks.embedding import TokenEmbedding
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class GPT(nn.Module):
                 f"GPT: width {sizes['width']} is not divisible by num_heads {sizes['num_heads']}"
             )
         self.block_size = sizes["block_size"]
-        self.tokens = nn.Embedding(sizes["vocab_size"], sizes["width"])
+        self.tokens = TokenEmbedding(sizes["vocab_size"], sizes["width"])
         self.positions = nn.Embedding(self.block_size, sizes["width"])
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exogym_core.tasks.embedding import TokenEmbedding
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Llama(nn.Module):
             )
         self.block_size = block_size
         hidden, heads = sizes["width"], sizes["num_heads"]
-        self.tokens = nn.Embedding(sizes["vocab_size"], hidden)
+        self.tokens = TokenEmbedding(sizes["vocab_size"], hidden)
         self.blocks = nn.ModuleList(
             _Block(hidden, sizes["mlp_width"], heads, sizes["num_kv_heads"])
             for _ in range(sizes["num_layers"])

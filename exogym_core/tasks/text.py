@@ -162,6 +162,12 @@ def text(
     Raises:
         InputError: a file cannot be read as said, or one side has no window of `block_size`.
     """
+    if not 0 < validation_fraction < 1:
+        raise InputError(f"task text: validation_fraction={validation_fraction} must be between 0 and 1")
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        raise InputError(f"task text: dtype={dtype!r} is none of numpy's; use 'uint16' or 'uint32'") from None
     given = [paths] if isinstance(paths, str) else paths
     files = _standard_library(num_bytes) if given is None else [TokenFile.open(Path(p), dtype) for p in given]
     if validation_paths is not None:

@@ -272,6 +272,25 @@ def test_mistakes_are_one_line_and_exit_code_2(netgym: Netgym, arguments: str, l
     assert not list(netgym.folder.glob("runs/*")), "a run that could not begin leaves no folder"
 
 
+def test_a_run_that_fails_says_where_its_remains_are(netgym: Netgym, monkeypatch: pytest.MonkeyPatch) -> None:
+    (netgym.folder / "failing.py").write_text(
+        "from exogym_core.strategy import SimpleReduceStrategy\n"
+        "class Failing(SimpleReduceStrategy):\n"
+        "    def step(self):\n"
+        "        super().step()\n"
+        "        assert self.local_step < 3, 'as wanted'\n"
+    )
+    monkeypatch.syspath_prepend(netgym.folder)
+    failing = "  - {name: 'failing:Failing', label: AllReduce}\n"
+    netgym.experiment.write_text(SMALL.replace("  - AllReduce\n", failing))
+    code, _, err = netgym("run", "small.yaml", "--strategy", "AllReduce")
+    assert code == 1
+    lines = err[err.index("error: ") :].splitlines()
+    assert lines[0] == "error: rank 0 failed at failing.py:5: AssertionError: as wanted"
+    assert lines[-1] == "What was done is in runs/small-1; to go on: netgym compare --resume runs/small-1"
+    assert json.loads((netgym.folder / "runs/small-1/summary.json").read_text())[0]["incomplete"]
+
+
 def test_debug_shows_the_traceback(netgym: Netgym) -> None:
     code, _, err = netgym("compare", "nowhere.yaml", "--debug")
     assert code == 2
