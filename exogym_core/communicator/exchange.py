@@ -16,6 +16,7 @@ from netsim.errors import DeadlockError, MismatchError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from torch import Tensor
 
@@ -176,9 +177,10 @@ class Exchange:
             return self.deadlock()
         return self._unmatched() if not self._running else None
 
-    def any_running(self) -> bool:
-        """Whether some rank can still do something by itself."""
-        return bool(self._running)
+    @property
+    def running(self) -> AbstractSet[int]:
+        """The ranks that can still do something by themselves."""
+        return self._running
 
     def calls_in_flight(self) -> list[str]:
         """Every call that waits for members, as one line each."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulation import World
     from exogym_core.workers.journal import Journal
+    from exogym_core.workers.watch import Silence
     from netsim.kernel import Answer, StampedRow
     from netsim.trace import Recorder
 
@@ -54,6 +55,15 @@ class Carrier(ABC):
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
+        self._told_silences: set[tuple[int, int]] = set()
+
+    def _silent(self, silence: Silence, block: range) -> None:
+        """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
+        which = (silence.rank, silence.num_calls)
+        others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
+        if silence.is_unusual and others_wait and which not in self._told_silences:
+            self._told_silences.add(which)
+            silence.warn()
 
     @abstractmethod
     def _let_run(self, rank: int) -> None:

@@ -11,6 +11,7 @@ import pickle
 import select
 import socket
 import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.workers.pickling import dumps_for_child
@@ -31,7 +32,8 @@ class ChannelClosed(EOFError):  # noqa: N818 (an ending, not always an error)
 class Channel:
     """One end of a private connection between a parent and its child: objects and descriptors, in order.
 
-    Frames are pickles, so both ends must be processes of one run. One thread may send while another receives.
+    Frames are pickles, so both ends must be processes of one run. Threads may send side by side, and while one
+    receives.
 
     Raises:
         ChannelClosed: (`send`, `recv`, ...) the other end is gone. What it sent before can still be received.
@@ -39,6 +41,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._sending = threading.Lock()
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
@@ -50,7 +53,8 @@ class Channel:
         """Send one object; blocks while the other end does not read and the socket's buffer is full."""
         frame = _framed(obj)
         try:
-            self._socket.sendall(frame)
+            with self._sending:
+                self._socket.sendall(frame)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the process at the other end has closed the channel") from error
 

@@ -134,6 +134,12 @@ class Children:
             return f"killed by signal {-code} ({signal.Signals(-code).name})"
         return f"killed by signal {-code}"
 
+    def is_stopped(self, index: int) -> bool:
+        """Whether child `index` has been stopped by a signal, where the system tells."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pids[index]}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+        return False
+
     def _start(self, index: int) -> None:
         ours, theirs = Channel.pair()
         # A signal between the fork and the next line would lose the child's pid, or reach it as the parent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import time
+import warnings
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,7 @@ from exogym_core.workers.records import (
     Requests,
     Values,
 )
+from exogym_core.workers.watch import SECONDS_OF_SILENCE, Silence
 from netsim.errors import MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ __all__ = ["run_in_processes"]
 
 # What unwinding ranks may take before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
+# A process with a busy rank says so this often at least, as long as its Python runs (host time).
+_SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
 
 
 class _ProcessRun(Carrier):
@@ -97,10 +101,14 @@ class _ProcessRun(Carrier):
         # Raised here and not below: what ranks had requested before a failure is played first.
         self.failure.raise_if_any()
         if not self._inboxes:
-            if not self.simulation.exchange.any_running():
+            if not self.simulation.exchange.running:
                 raise self.simulation.stuck(rank)
             live = [index for index, ranks in enumerate(self._unfinished) if ranks]
-            for index in self.children.ready(live):
+            ready = self.children.ready(live, _SECONDS_OF_SILENCE)
+            if not ready:
+                self._tell_of_standstill(live)
+                ready = self.children.ready(live)
+            for index in ready:
                 try:
                     self._inboxes.append((index, self.children.channels[index].recv()))
                 except ChannelClosed:
@@ -138,6 +146,8 @@ class _ProcessRun(Carrier):
                 self.failure.add(record.error)
             case Freed():
                 arena.free(record.refs)
+            case Silence():
+                self._silent(record, self._blocks[index])
         if error is not None:
             self.failure.add(error)
 
@@ -177,15 +187,35 @@ class _ProcessRun(Carrier):
             return  # found, with the reason, when its records are read
         self._inboxes.extend((index, batch) for batch in received)
 
+    def _tell_of_standstill(self, live: Sequence[int]) -> None:
+        """Warn of processes whose ranks could go on and which do not even say that they are busy."""
+        assert self.children is not None
+        for index in live:
+            if self.simulation.exchange.running & self._unfinished[index]:
+                pid = self.children.pids[index]
+                state = (
+                    f"is stopped: kill -CONT {pid} has it go on"
+                    if self.children.is_stopped(index)
+                    else ("sends nothing: it is busy in a call that holds Python's lock")
+                )
+                warnings.warn(
+                    f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2
+                )
+
+    def _names(self, index: int) -> str:
+        ranks = sorted(self._unfinished[index])
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
     def _died(self, index: int) -> RankError:
         assert self.children is not None
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
-        ranks = sorted(self._unfinished[index])
-        names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         calls = self.simulation.exchange.calls_in_flight()
         flight = f"; in flight: {calls[0]}" if calls else ""
-        lines = [f"the process of {names} ended: {ended}{flight}", *(f"  {call}" for call in calls)]
-        return RankError("\n".join(lines), ranks[0])
+        lines = [
+            f"the process of {self._names(index)} ended: {ended}{flight}",
+            *(f"  {call}" for call in calls),
+        ]
+        return RankError("\n".join(lines), min(self._unfinished[index]))
 
 
 def run_in_processes(

@@ -6,6 +6,7 @@ no rank to run; the other side answers with values. Large tensors travel through
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.communicator.simulated import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulation import Schedules
 from exogym_core.workers.carrier import SECONDS_BETWEEN_ROWS
+from exogym_core.workers.channel import ChannelClosed
 from exogym_core.workers.failures import run_rank, told
 from exogym_core.workers.pickling import dumps_for_child
 from exogym_core.workers.records import (
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulation import World
     from exogym_core.workers.arena import Arena, TensorRef
     from exogym_core.workers.channel import Channel
+    from exogym_core.workers.watch import Silence
     from netsim.kernel import Answer, Question
 
 __all__ = ["Body", "RankBlock"]
@@ -81,7 +84,7 @@ class RankBlock:
         nth_core: int,
     ) -> None:
         self.ranks, self.channel, self.arena = ranks, channel, arena
-        self.turns = Turns(ranks, seed, threads, nth_core)
+        self.turns = Turns(ranks, seed, threads, nth_core, self._silent)
         self.schedules = Schedules(world)
         self.world = world
         self.tickets: dict[Key, _Ticket] = {}
@@ -95,6 +98,10 @@ class RankBlock:
         """Run `body(comm)` on every rank here, to the end or until the run is given up."""
         self.turns.run(lambda rank: self._rank(rank, body), self._host)
         self.flush()
+
+    def _silent(self, silence: Silence) -> None:
+        with contextlib.suppress(ChannelClosed):  # the run has just ended
+            self.channel.send([silence])
 
     def _rank(self, rank: int, body: Body) -> None:
         state = RankState()

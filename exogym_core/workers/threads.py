@@ -43,7 +43,9 @@ class _ThreadRun(Carrier):
         recorder: Recorder | None,
     ) -> None:
         ranks = range(world.num_ranks)
-        self.turns = Turns(ranks, seed, intra_op_threads, nth_core)
+        self.turns = Turns(
+            ranks, seed, intra_op_threads, nth_core, lambda silence: self._silent(silence, ranks)
+        )
         super().__init__(world, on_row, journal, recorder)
         self.answers: dict[int, Answer] = {}
         self._next_rows = 0.0

@@ -1,0 +1,109 @@
+"""Noticing a rank that makes no call of ours for long: a line tells where its code is. Never an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+__all__ = ["SECONDS_OF_SILENCE", "Silence", "Watch", "place_in"]
+
+SECONDS_OF_SILENCE = 30.0  # host time
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+# Where code is that a user has not written: a frame of it says less than the call that led there.
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in (_PACKAGE, os.path.dirname(torch.__file__), *map(sysconfig.get_path, ("stdlib", "purelib")))
+)
+
+
+class Silence(NamedTuple):
+    """A rank has made no call for a while.
+
+    Attributes:
+        rank: which.
+        seconds: for how long, in host time.
+        num_calls: how often ranks of its process have called so far.
+        place: where it is: file, line and function.
+        is_unusual: nothing in this run took as long before.
+    """
+
+    rank: int
+    seconds: float
+    num_calls: int
+    place: tuple[str, int, str]
+    is_unusual: bool
+
+    def warn(self) -> None:
+        """Tell the user in a line."""
+        path, line, function = self.place
+        text = (
+            f"rank {self.rank} has made no call for {self.seconds:.0f} s while others wait for it: it is in "
+            f"{function} at {os.path.basename(path)}:{line} (if it only computes, wait; else end the run)"
+        )
+        warnings.warn_explicit(text, UserWarning, path, line)
+
+
+class Watch:
+    """Context manager: a thread that looks whether the rank that has the turn still makes calls.
+
+    Args:
+        look: tells which rank has the turn, None for none, and how many calls have been made.
+        thread_of: the thread that runs a rank, None if it has ended.
+        tell: called in the watching thread, every `SECONDS_OF_SILENCE` while a rank is silent.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], tuple[int | None, int]],
+        thread_of: Callable[[int], threading.Thread | None],
+        tell: Callable[[Silence], None],
+    ) -> None:
+        self._look, self._thread_of, self._tell = look, thread_of, tell
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch of ranks", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen, since, num_told, longest = self._look(), time.monotonic(), 0, 0.0
+        while not self._ended.wait(SECONDS_OF_SILENCE / 10):
+            now, (rank, num_calls) = time.monotonic(), self._look()
+            if (rank, num_calls) != seen or rank is None:
+                longest = max(longest, now - since)
+                seen, since, num_told = (rank, num_calls), now, 0
+            elif now - since >= SECONDS_OF_SILENCE * (num_told + 1):
+                num_told += 1
+                thread = self._thread_of(rank)
+                frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+                if frame is not None:
+                    # A step that took long once may do so again.
+                    unusual = now - since > 2 * longest
+                    self._tell(Silence(rank, now - since, num_calls, place_in(frame), unusual))
+
+
+def place_in(frame: FrameType) -> tuple[str, int, str]:
+    """File, line and function of the innermost call in a user's code, or of the innermost where there is none."""
+    found: FrameType | None = frame
+    while found is not None and os.path.realpath(found.f_code.co_filename).startswith(_LIBRARIES):
+        found = found.f_back
+    chosen = found if found is not None else frame
+    return chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name

@@ -1,0 +1,171 @@
+"""A rank that hangs in its own code: a line says who and where, nothing fails, and Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from exogym_core.communicator import run_ranks
+from exogym_core.workers import processes, watch
+from exogym_core.workers.carrier import Carrier
+from exogym_core.workers.watch import Silence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from exogym_core.communicator import Communicator
+
+CARRIERS = ["threads", {"kind": "processes", "processes": 1}, {"kind": "processes", "processes": 3}]
+
+
+def interrupted_by(where: Callable[[], Any]) -> Callable[[Communicator], None]:
+    """Rank 1 has Ctrl-C sent to the main thread and then runs its own code."""
+
+    def body(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            where()
+        comm.barrier()
+
+    return body
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Any:
+    """SIGINT raises, also where a background shell has handed it down ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "one process", "three processes"])
+def test_a_silent_rank_is_told_once_with_its_place_and_may_go_on(
+    workers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[Silence] = []
+    heard: list[Silence] = []
+    take_in = Carrier._silent
+
+    def hear(run: Carrier, silence: Silence, block: range) -> None:
+        take_in(run, silence, block)
+        heard.append(silence)
+        if len(heard) == 2:
+            (tmp_path / "twice").touch()
+
+    monkeypatch.setattr(watch, "SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(Carrier, "_silent", hear)
+    monkeypatch.setattr(Silence, "warn", lambda silence: told.append(silence))
+
+    def computes_for_long(comm: Communicator) -> float:
+        comm.barrier()
+        if comm.rank == 1:
+            while not (tmp_path / "twice").exists():
+                torch.ones(10).sum()
+        return float(comm.all_reduce(torch.ones(1)))
+
+    assert run_ranks(computes_for_long, 3, workers=workers).results == [3.0] * 3
+    assert [silence.rank for silence in told] == [1]
+    path, line, function = told[0].place
+    assert (os.path.basename(path), function) == ("test_watch.py", "computes_for_long")
+    start = computes_for_long.__code__.co_firstlineno
+    assert start + 3 <= line <= start + 4
+
+
+def test_a_silence_is_a_warning_at_the_place() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^rank 2 has made no call for 31 s .* in forward at mine.py:7 "
+    ) as got:
+        Silence(2, 31.4, 5, ("/somewhere/mine.py", 7, "forward"), True).warn()
+    assert (got[0].filename, got[0].lineno) == ("/somewhere/mine.py", 7)
+
+
+def test_nobody_is_told_of_while_others_compute_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(watch, "SECONDS_OF_SILENCE", 0.05)
+    seen: list[Silence] = []
+    monkeypatch.setattr(Silence, "warn", lambda silence: seen.append(silence))
+    take_in = Carrier._silent
+    heard: set[int] = set()
+
+    def hear(run: Carrier, silence: Silence, block: range) -> None:
+        take_in(run, silence, block)
+        heard.add(silence.rank)
+        if heard == {0, 1}:
+            (tmp_path / "both").touch()
+
+    monkeypatch.setattr(Carrier, "_silent", hear)
+
+    def body(comm: Communicator) -> None:
+        while not (tmp_path / "both").exists():
+            torch.ones(10).sum()
+
+    run_ranks(body, 2, workers={"kind": "processes", "processes": 2})
+    assert heard == {0, 1}
+    assert not seen
+
+
+def test_a_stopped_process_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def warn(text: str, *_: object, **__: object) -> None:
+        told.append(text)
+        found = re.search(r"kill -CONT (\d+)", text)
+        if found is not None:
+            os.kill(int(found[1]), signal.SIGCONT)
+
+    monkeypatch.setattr(processes, "_SECONDS_OF_SILENCE", 0.2)
+    monkeypatch.setattr(processes.warnings, "warn", warn)
+
+    def body(comm: Communicator) -> float:
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return float(comm.all_reduce(torch.ones(1)))
+
+    assert run_ranks(body, 2, workers={"kind": "processes", "processes": 2}).results == [2.0, 2.0]
+    assert any(
+        re.fullmatch(r"the process of rank 1 \((\d+)\) is stopped: kill -CONT \1 .*", line) for line in told
+    )
+
+
+def test_ctrl_c_ends_a_rank_that_is_busy_with_itself() -> None:
+    before = threading.active_count()
+
+    def spin() -> None:
+        while True:
+            torch.ones(10).sum()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(interrupted_by(spin), 3)
+    assert threading.active_count() == before
+
+
+def test_ctrl_c_leaves_a_rank_behind_that_nothing_can_end() -> None:
+    before, stuck = threading.active_count(), threading.Lock()
+    stuck.acquire()
+    with pytest.warns(UserWarning, match="rank 1 does not end"), pytest.raises(KeyboardInterrupt):
+        run_ranks(interrupted_by(stuck.acquire), 3)
+    assert threading.active_count() == before + 1
+    stuck.release()  # now it ends, and disturbs nobody
+    (left,) = (thread for thread in threading.enumerate() if thread.name == "rank 1")
+    left.join()
+    assert run_ranks(lambda comm: float(comm.all_reduce(torch.ones(1))), 3).results == [3.0] * 3
+
+
+def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
+    def mine() -> str:
+        return json.dumps(
+            object(), default=lambda _: watch.place_in(sys._getframe(1))
+        )  # in the library's frame
+
+    path, _, function = json.loads(mine())
+    assert (path, function) == (__file__, "mine")
