@@ -21,7 +21,6 @@ from netsim.compiled_rates import (
     enter,
     find_rates,
     leave,
-    max_min_rates,
     next_due,
     pop,
     push,
@@ -33,7 +32,7 @@ from netsim.compiled_rates import (
 if TYPE_CHECKING:
     from netsim.fairness import FloatArray, IntArray
 
-__all__ = ["max_min_rates", "play_messages", "play_steps"]
+__all__ = ["play_messages", "play_steps"]
 
 _OF_DURATION = 1e-12  # as in netsim.transfers
 _OF_CLOCK = 2.0**-50

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from netsim.network import Network
+from netsim.rates import Rates
 
 if TYPE_CHECKING:
     import simpy
@@ -60,7 +61,7 @@ class Wires:
 _MOVES = (
     "_transfers",
     "_sent",
-    "_neighbours",
+    "_rates",
     "_channels",
     "_of_slot",
     "_callbacks",
@@ -78,6 +79,7 @@ def fork(network: Network, env: simpy.Environment, shift_seconds: float = 0.0) -
     copied = Network(env, network.topology, network.protocol)
     copied._paths = _copied_paths(network._paths)
     copied._capacity = network._capacity
+    copied._rates = Rates(copied._capacity)
     copied._next_number = network._next_number
     copied._next_order = network._next_order
     for key, channel in network._channels.items():

@@ -21,11 +21,11 @@ from netsim.channel import BackgroundConnection, Channel
 from netsim.clock import Clock
 from netsim.downtime import Downtime
 from netsim.errors import InputError
-from netsim.neighbours import Neighbourhoods
 from netsim.observer import Observer
 from netsim.outage import Waiting, follow_paths, give_up, go_on_unless_cut, hold_if_cut, is_cut, not_given_up
 from netsim.paths import Path, PathTable
 from netsim.protocol import Protocol
+from netsim.rates import Rates
 from netsim.tcp import Window, share_weight
 from netsim.transfers import Transfers
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from netsim.fairness import FloatArray, IntArray
-    from netsim.neighbours import Neighbourhood
     from netsim.tcp import Grant
     from netsim.topology import Topology
 
@@ -76,7 +75,6 @@ class Network:
         self.protocol = Protocol.parse(topology.protocol if protocol is None else protocol)
         self._paths = PathTable(topology, partial(share_weight, self.protocol))
         self._transfers = Transfers()
-        self._neighbours = Neighbourhoods(len(topology.links))
         self._channels: dict[Hashable, Channel] = {}
         self._of_slot: list[Channel] = []
         self._callbacks: dict[int, _Callbacks] = {}
@@ -94,6 +92,7 @@ class Network:
         self.on_give_up: Callable[[Waiting], None] = not_given_up
         self._sent: list[tuple[int, Callable[[], None]]] = []  # to be told at the end of this instant
         self._capacity = Capacity(topology.bits_per_second, self.protocol)
+        self._rates = Rates(self._capacity)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class Network:
             raise InputError(f"abort: no transfer {transfer} is in flight")
         channel = self._of_slot[slot]
         delivered = 0.0
-        if slot in self._neighbours:
+        if slot in self._rates:
             left, _ = self._transfers.drain(slot, self.env.now)
             delivered = float(self._transfers.size[slot]) - left
             if channel.window is not None:
@@ -262,8 +261,7 @@ class Network:
             self._call_at(now)
             self._tell(delivered)
             return
-        for home in self._neighbours.take_changed():
-            self._find_rates(home, now)
+        self._find_rates(now)
         next_due = self._transfers.next_due()
         if next_due < math.inf:
             self._call_at(max(next_due, now))
@@ -277,7 +275,7 @@ class Network:
                 if slot in transfers.held:
                     give_up(self, slot)
                     continue
-                under_way = self._go_on(slot, now) if slot in self._neighbours else self._begin(slot, now)
+                under_way = self._go_on(slot, now) if slot in self._rates else self._begin(slot, now)
                 if not under_way:
                     num_bytes = float(transfers.size[slot])
                     delivered.append((int(transfers.order[slot]), int(transfers.number[slot]), num_bytes))
@@ -302,11 +300,9 @@ class Network:
                 channel.window.touch(now)
             return False
         transfers.since[slot] = now
-        path = channel.path
-        transfers.weight[slot] = path.weight
-        self._neighbours.join(slot, path.links + path.back if self.protocol.ack_share else path.links)
+        transfers.cap[slot] = channel.most_bytes_per_second
+        self._rates.join(slot, channel.path, channel.most_bytes_per_second)
         if channel.window is None:
-            transfers.cap[slot] = channel.most_bytes_per_second
             transfers.timer[slot] = math.inf
             transfers.set_due(slot, math.inf)
         else:
@@ -331,7 +327,7 @@ class Network:
         transfers = self._transfers
         if transfers.cap[slot] != grant.cap:
             transfers.cap[slot] = grant.cap
-            self._neighbours.touch_slot(slot)
+            self._rates.change(slot, self._of_slot[slot].path.weight, grant.cap)
         transfers.stop[slot] = grant.stop
         transfers.timer[slot] = grant.timer
         rate = float(transfers.rate[slot]) if grant.cap else 0.0
@@ -347,8 +343,8 @@ class Network:
         channel = self._of_slot[slot]
         channel.count(delivered_bytes)
         channel.backlog -= float(self._transfers.size[slot])
-        if slot in self._neighbours:
-            self._neighbours.leave(slot)
+        if slot in self._rates:
+            self._rates.leave(slot)
         if first:
             channel.queue.popleft()
         else:
@@ -378,15 +374,15 @@ class Network:
 
     # -- rates -----------------------------------------------------------------------------------------------
 
-    def _find_rates(self, home: Neighbourhood, now: float) -> None:
+    def _find_rates(self, now: float) -> None:
+        rates = self._rates.settle()
+        if not rates:
+            return
         transfers = self._transfers
-        slots = home.slots
-        paths = transfers.path[slots]
-        links, back = self._paths.links[paths], self._paths.back[paths]
-        rates = self._capacity.rates(links, back, transfers.weight[slots], transfers.cap[slots])
-        changed = transfers.set_rates(slots, rates, now)
+        slots, values = np.array(list(rates)), np.array(list(rates.values()))
+        transfers.set_rates(slots, values, now)
         for observer in self._observers:
-            observer.rates_changed(transfers.number[changed], transfers.rate[changed])
+            observer.rates_changed(transfers.number[slots], values)
 
     # -- what changes while it runs --------------------------------------------------------------------------
 
@@ -422,10 +418,10 @@ class Network:
 
     def _touch(self, link: int) -> None:
         self.version += 1
-        self._neighbours.touch(link)
+        self._rates.resize(link)
         self._call_at(self.env.now)
         if self._capacity.is_dead(link):
-            for slot in self._neighbours.slots_near(link):
+            for slot in self._rates.on(link):
                 hold_if_cut(self, slot)
         else:
             for slot in sorted(self._transfers.held):
@@ -445,13 +441,13 @@ class Network:
     @property
     def link_bytes(self) -> FloatArray:
         """Payload bytes that have crossed each link so far; shape (links,)."""
-        slots = np.fromiter(self._neighbours, dtype=np.int64)
+        slots = np.fromiter(self._rates, dtype=np.int64)
         return self._by_link([path.num_bytes for path in self._paths.paths], slots)
 
     @property
     def background_link_bytes(self) -> FloatArray:
         """Of `link_bytes`, what is background traffic's; shape (links,)."""
-        slots = [slot for slot in self._neighbours if self._of_slot[slot].is_background]
+        slots = [slot for slot in self._rates if self._of_slot[slot].is_background]
         return self._by_link(
             [path.background_bytes for path in self._paths.paths], np.array(slots, dtype=np.int64)
         )

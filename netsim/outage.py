@@ -131,10 +131,9 @@ def follow_paths(network: Network, changed: list[Path]) -> None:
             continue
         path, window, now = channel.path, channel.window, network.env.now
         slot = channel.queue[0] if channel.queue else -1
-        drains = slot in network._neighbours
+        drains = slot in network._rates
         if drains:
-            network._transfers.weight[slot] = path.weight
-            network._neighbours.touch_slot(slot)
+            network._rates.change(slot, path.weight, float(network._transfers.cap[slot]))
         if window is None:
             continue
         left, through = network._transfers.drain(slot, now) if drains else (0.0, True)
@@ -165,7 +164,7 @@ def hold_if_cut(network: Network, slot: int) -> None:
     if not through:
         channel.window.end(now, left)
         network._transfers.hold(slot, now + network.protocol.give_up_seconds)
-        network._neighbours.touch_slot(slot)
+        network._rates.change(slot, channel.path.weight, 0.0)
 
 
 def go_on_unless_cut(network: Network, slot: int) -> None:
@@ -174,7 +173,7 @@ def go_on_unless_cut(network: Network, slot: int) -> None:
     if is_cut(network, channel.path):
         return
     network._transfers.held.discard(slot)
-    if channel.window is None or slot not in network._neighbours:
+    if channel.window is None or slot not in network._rates:
         network._transfers.set_due(slot, now)
     else:
         left = float(network._transfers.remaining[slot])
@@ -234,7 +233,7 @@ def _first(network: Network, ignored: Callable[[Hashable], bool]) -> Iterator[tu
 def _is_stuck(network: Network, slot: int, channel: Channel) -> bool:
     if slot in network._transfers.held:
         return True
-    return slot in network._neighbours and is_cut(network, channel.path)
+    return slot in network._rates and is_cut(network, channel.path)
 
 
 def _connection(network: Network, channel: Channel) -> Hashable:

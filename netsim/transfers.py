@@ -21,7 +21,7 @@ _OF_CLOCK = 2.0**-50
 # Slots whose earliest instant is kept, so that finding the next one looks at few of many.
 _BLOCK = 256
 
-_FLOATS = ("due", "timer", "begun", "since", "rate", "size", "remaining", "stop", "weight", "cap")
+_FLOATS = ("due", "timer", "begun", "since", "rate", "size", "remaining", "stop", "cap")
 
 
 class Transfers:
@@ -40,7 +40,6 @@ class Transfers:
         size: payload bytes in all.
         remaining: payload bytes that had not come through at `since`.
         stop: it is due when `remaining` has come down to this.
-        weight: share relative to others.
         cap: largest rate.
         held: slots that a dead link keeps from beginning, or from going on by their windows.
     """
@@ -53,7 +52,6 @@ class Transfers:
     size: FloatArray
     remaining: FloatArray
     stop: FloatArray
-    weight: FloatArray
     cap: FloatArray
 
     def __init__(self) -> None:
@@ -147,17 +145,8 @@ class Transfers:
         self.since[slot] = now
         return left, reached and stop == 0.0
 
-    def set_rates(self, slots: IntArray, rates: FloatArray, now: float) -> IntArray:
-        """Let slots drain at other rates from `now` on. Returns those whose rate did change.
-
-        What changes by no more than rounding keeps its rate and its instant, so that whatever ends together
-        goes on to do so.
-        """
-        old = self.rate[slots]
-        with np.errstate(invalid="ignore"):
-            changed = np.abs(rates - old) > 1e-12 * old
-        if not changed.all():
-            slots, rates = slots[changed], rates[changed]
+    def set_rates(self, slots: IntArray, rates: FloatArray, now: float) -> None:
+        """Let slots drain at other rates from `now` on."""
         self.remaining[slots] = self.remaining_at(slots, now)
         self.since[slots] = now
         self.rate[slots] = rates
@@ -166,7 +155,6 @@ class Transfers:
         drained[rates == 0.0] = math.inf
         self.due[slots] = np.minimum(drained, self.timer[slots])
         self._is_stale[slots // _BLOCK] = True
-        return slots
 
     def _grow(self, capacity: int) -> None:
         old = len(self.number)
@@ -177,5 +165,5 @@ class Transfers:
                 self, name, np.concatenate([getattr(self, name), np.zeros(capacity - old, dtype=np.int64)])
             )
         for name in _FLOATS:
-            fill = math.inf if name in ("due", "timer", "cap") else 1.0 if name == "weight" else 0.0
+            fill = math.inf if name in ("due", "timer", "cap") else 0.0
             setattr(self, name, np.concatenate([getattr(self, name), np.full(capacity - old, fill)]))

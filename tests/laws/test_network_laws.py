@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import netsim.capacity
 from netsim.clock import Clock
 from netsim.network import Network
 from netsim.paths import PathTable
+from netsim.shares import Shares
 from netsim.topology import Topology
 from netsim.transfers import Transfers
 
@@ -246,9 +246,9 @@ def test_the_crowded_scene_keeps_all_laws(check: Callable[[Scene], None]) -> Non
 def test_law_1_catches_bytes_forgotten_when_rates_change(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Transfers.set_rates
 
-    def forget(self: Transfers, slots: IntArray, rates: FloatArray, now: float) -> IntArray:
+    def forget(self: Transfers, slots: IntArray, rates: FloatArray, now: float) -> None:
         self.since[slots] = now
-        return right(self, slots, rates, now)
+        right(self, slots, rates, now)
 
     monkeypatch.setattr(Transfers, "set_rates", forget)
     with pytest.raises(AssertionError):
@@ -256,21 +256,24 @@ def test_law_1_catches_bytes_forgotten_when_rates_change(monkeypatch: pytest.Mon
 
 
 def test_law_2_catches_equal_parts_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    def equal_parts(
-        capacity: FloatArray, routes: IntArray, weights: FloatArray, caps: FloatArray
-    ) -> FloatArray:
-        load = np.bincount(routes.ravel(), minlength=len(capacity))
-        rates: FloatArray = (capacity / np.maximum(load, 1))[routes].min(axis=1)
-        return rates
+    def equal_parts(self: Shares, opened: dict[int, None], *_: Any) -> dict[int, float]:
+        return {
+            slot: min(self._capacity[link] / len(self.crossing[link]) for link in self._links[slot])
+            for slot in opened
+        }
 
-    monkeypatch.setattr(netsim.capacity, "max_min_rates", equal_parts)
+    monkeypatch.setattr(Shares, "_filled", equal_parts)
     with pytest.raises(AssertionError):
         check_capacity(CROWDED)
 
 
 def test_law_2_catches_an_overfull_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = netsim.capacity.max_min_rates
-    monkeypatch.setattr(netsim.capacity, "max_min_rates", lambda *problem: right(*problem) * 1.001)
+    right = Shares._filled
+
+    def too_much(self: Shares, *problem: Any) -> dict[int, float]:
+        return {slot: rate * 1.001 for slot, rate in right(self, *problem).items()}
+
+    monkeypatch.setattr(Shares, "_filled", too_much)
     with pytest.raises(AssertionError):
         check_capacity(CROWDED)
 

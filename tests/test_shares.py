@@ -1,0 +1,112 @@
+"""Rates that follow changes, against progressive filling from scratch after each of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from netsim import shares as shares_module
+from netsim.fairness import max_min_rates
+from netsim.shares import Shares
+
+NUM_LINKS = 6
+RATES = st.sampled_from([0.0, 1.0, 2.0, 3.0, 10.0, 0.125, 1e6])
+WEIGHTS = st.sampled_from([1.0, 1.0, 2.0, 0.25])
+CAPS = st.sampled_from([math.inf, math.inf, 0.0, 0.5, 0.5, 4.0])
+ROUTES = st.lists(st.integers(0, NUM_LINKS - 1), min_size=1, max_size=4, unique=True).map(tuple)
+
+
+class Changes(RuleBasedStateMachine):
+    """Transfers come and go, caps, weights and capacities change, some of it in one instant."""
+
+    @initialize(capacity=st.lists(RATES, min_size=NUM_LINKS, max_size=NUM_LINKS))
+    def begin(self, capacity: list[float]) -> None:
+        self.capacity = capacity
+        self.shares = Shares(capacity)
+        self.flows: dict[int, tuple[tuple[int, ...], float, float]] = {}
+        self.free = list(range(30, -1, -1))
+
+    @precondition(lambda self: self.free)
+    @rule(links=ROUTES, weight=WEIGHTS, cap=CAPS)
+    def join(self, links: tuple[int, ...], weight: float, cap: float) -> None:
+        slot = self.free.pop()
+        self.flows[slot] = (links, weight, cap)
+        self.shares.join(slot, links, weight, cap)
+
+    @precondition(lambda self: self.flows)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.flows)))
+        del self.flows[slot]
+        self.free.append(slot)
+        self.shares.leave(slot)
+
+    @precondition(lambda self: self.flows)
+    @rule(data=st.data(), weight=WEIGHTS, cap=CAPS)
+    def change(self, data: st.DataObject, weight: float, cap: float) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.flows)))
+        self.flows[slot] = (self.flows[slot][0], weight, cap)
+        self.shares.change(slot, weight, cap)
+
+    @rule(link=st.integers(0, NUM_LINKS - 1), capacity=RATES)
+    def resize(self, link: int, capacity: float) -> None:
+        self.capacity[link] = capacity
+        self.shares.resize(link, capacity)
+
+    @rule()
+    def settle(self) -> None:
+        before = self.shares.rate.copy()
+        changed = self.shares.settle()
+        assert self.shares.rate == before | changed
+        assert sorted(self.shares) == sorted(self.flows)
+        routes = np.full((len(self.flows), 4), NUM_LINKS)
+        for row, (links, _, _) in zip(routes, self.flows.values(), strict=True):
+            row[: len(links)] = links
+        weights = np.array([weight for _, weight, _ in self.flows.values()])
+        caps = np.array([cap for _, _, cap in self.flows.values()])
+        expected = max_min_rates(np.array([*self.capacity, math.inf]), routes, weights, caps)
+        rates = [self.shares.rate[slot] for slot in self.flows]
+        np.testing.assert_allclose(rates, expected, rtol=1e-9, atol=1e-12)
+
+    def teardown(self) -> None:
+        if hasattr(self, "shares"):
+            self.settle()
+
+
+TestChanges = Changes.TestCase
+
+
+@pytest.mark.parametrize("many", [0, 10**9])
+def test_settling_at_once_and_near_changes_agree(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares_module, "_MANY", many)
+    shares = Shares([10.0, 4.0, 1.0])
+    for slot, links in enumerate([(0,), (0, 1), (1,), (1, 2)]):
+        shares.join(slot, links, 1.0, math.inf)
+    assert shares.settle() == {0: 8.5, 1: 1.5, 2: 1.5, 3: 1.0}
+    shares.leave(3)
+    assert shares.settle() == {0: 8.0, 1: 2.0, 2: 2.0}
+    shares.resize(1, 2.0)
+    assert shares.settle() == {0: 9.0, 1: 1.0, 2: 1.0}
+
+
+def test_a_change_is_felt_no_further_than_full_links_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 pairs of transfers that meet on a wide link, one that ends is felt by its neighbour only."""
+    shares = Shares([1e6, *[10.0] * 100])
+    for slot in range(200):
+        shares.join(slot, (0, 1 + slot // 2), 1.0, math.inf)
+    shares.settle()
+    settled: list[int] = []
+    right = Shares._filled
+
+    def note(self: Shares, opened: dict[int, None], *rest: object) -> dict[int, float]:
+        settled.extend(opened)
+        return right(self, opened, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Shares, "_filled", note)
+    shares.leave(7)
+    assert shares.settle() == {6: 10.0}
+    assert settled == [6]
