@@ -19,6 +19,7 @@ import os
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,7 @@ __all__ = ["Recorder", "TransferRecord", "tracing"]
 _FIRST_HOST = 100_000  # process ids: ranks from 1, hosts and links from here
 _LINKS = 1_000_000
 _ROWS = ("compute", "communication", "wait", "sends", "receives", "lost", "down")
+_EVENTS_AT_ONCE = 1000
 _MOST_LANES = 100  # of a row, for what overlaps
 
 
@@ -157,7 +159,8 @@ class Recorder:
             with open(partial, "xb", opener=_private) as file:
                 if path.suffix == ".gz":
                     # Neither name nor time: equal runs give equal bytes.
-                    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+                    # Level 9 takes thrice as long as level 6 and saves 3 %.
+                    with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
                         self._write(packed, hosts)
                 else:
                     self._write(file, hosts)
@@ -168,11 +171,13 @@ class Recorder:
             partial.unlink(missing_ok=True)
 
     def _write(self, file: IO[bytes] | gzip.GzipFile, hosts: Sequence[int]) -> None:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-        separator = b"\n"
-        for event in _Events(self, self._network, hosts):
-            file.write(separator + json.dumps(event, separators=(",", ":")).encode())
-            separator = b",\n"
+        encode = json.JSONEncoder(separators=(",", ":")).encode
+        lines = map(encode, _Events(self, self._network, hosts))
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        separator = ""
+        while batch := ",\n".join(islice(lines, _EVENTS_AT_ONCE)):
+            file.write(f"{separator}{batch}".encode())
+            separator = ",\n"
         file.write(b"\n]}\n")
 
 
