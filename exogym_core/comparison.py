@@ -118,6 +118,8 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
     }
     if result.first_non_finite_step is not None or (loss is not None and not math.isfinite(loss)):
         summary["first_non_finite_step"] = result.first_non_finite_step
+    if result.dropped_peers is not None:
+        summary["dropped_peers"] = result.dropped_peers
     if not result.complete:
         summary["incomplete"] = True
     return summary

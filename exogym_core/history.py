@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.rounds import Rounds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["FitResult", "Recorder", "mean_utilisation", "perplexity"]
 
 Row = dict[str, Any]
+
+_COUNTERS = ("bytes_sent", "payload_bytes", "wan_bytes")
 
 
 def perplexity(loss: float) -> float:
@@ -56,6 +60,10 @@ class FitResult:
         final_loss, accuracy: the final mean model's, on the evaluation samples; None if there are none.
         minibatch_size: samples a forward pass, as it was settled.
         compute: the compute time as it was settled, in the form of an experiment; None where it is free.
+        dropped_peers: absences of ranks that rounds went on without, see `exogym_core.rounds:Rounds`; None where
+            all are waited for. Rows of `history` are then means and sums over those who took part in the round
+            (bytes: over all), its last step's row tells their `averaged_ranks`, and `virtual_seconds` is when
+            they ended.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
             there was none. Training goes on after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
@@ -84,6 +92,7 @@ class FitResult:
     minibatch_size: int | None = None
     compute: dict[str, Any] | None = None
     first_non_finite_step: int | None = None
+    dropped_peers: list[Row] | None = None
     checkpoint_folder: Path | None = None
     resumed_step: int = 0
     complete: bool = False
@@ -113,11 +122,18 @@ class Recorder:
         self._steps: dict[int, list[StampedRow]] = {}
         self._validation: dict[int, Row] = {}
         self._examples = 0
+        self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
+        self.rounds = Rounds(result.num_nodes)
 
     def add(self, marked: StampedRow) -> None:
         """Take in a rank's row; rows come in order of virtual time."""
         row = marked.row
-        if "loss" in row:
+        if "bytes_sent" in row:
+            self._newest[marked.rank] = row
+        if "round" in row:
+            for present in self.rounds.add(marked):
+                self._finish_step(present)
+        elif "loss" in row:
             ranks = self._steps.setdefault(row["step"], [])
             ranks.append(marked)
             if len(ranks) == self._result.num_nodes:
@@ -152,18 +168,33 @@ class Recorder:
             "lr": rows[0]["lr"],
             "virtual_seconds": max(marked.virtual_seconds for marked in ranks) if self._timed else None,
         }
-        for name in ("bytes_sent", "payload_bytes", "wan_bytes"):
-            merged[name] = sum(row[name] for row in rows)
-        merged["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
-        for name in ("bytes_sent", "payload_bytes", "wan_bytes"):
-            setattr(result, name, merged[name])
+        absent = [row for rank, row in self._newest.items() if rank not in {marked.rank for marked in ranks}]
+        merged |= self._traffic([*rows, *absent])
         merged["compute_utilisation"] = self._utilisation(ranks)
+        merged |= {name: row[name] for row in rows for name in ("averaged_ranks",) if name in row}
         result.history.append(merged)
         result.virtual_seconds = merged["virtual_seconds"]
         result.compute_utilisation = merged["compute_utilisation"]
         self._tell("step", merged)
         if step in self._validation:
             self._finish_validation(step)
+
+    def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """What all ranks have sent, one row each; noted in the result."""
+        total = {name: sum(row[name] for row in rows) for name in _COUNTERS}
+        total["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
+        for name, value in total.items():
+            setattr(self._result, name, value)
+        return total
+
+    def finish(self) -> None:
+        """Take in what was kept back for the end of a round that does not come."""
+        for present in self.rounds.finish():
+            self._finish_step(present)
+        result = self._result
+        if self.rounds.has_any:
+            self._traffic(list(self._newest.values()))
+            result.dropped_peers = self.rounds.dropped_peers
 
     def _utilisation(self, ranks: list[StampedRow]) -> float | None:
         if not self._timed:

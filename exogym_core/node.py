@@ -16,7 +16,7 @@ from exogym_core.rank_state import random_streams, restore_random_streams
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator, Handle
     from exogym_core.compute import StepDurations
@@ -58,7 +58,7 @@ class NodeOutcome:
 
     Attributes:
         state: its model's state, on the CPU.
-        average: on the last rank, the state of the mean of all ranks' models, else None.
+        average: on the last rank of those present, the state of the mean of their models, else None.
         max_steps: how many steps were to be done.
         remarks: what the user should be warned of.
     """
@@ -121,8 +121,8 @@ class TrainNode:
         data: its steps.
         settings: the loop's.
         durations: virtual seconds of its steps; None where computing is free.
-        evaluation: on the first and the last rank, unless `val_interval` is None. The first judges its own
-            model, the last the mean of all.
+        evaluation: on the first and the last rank, or all where the strategy may leave them behind, unless
+            `val_interval` is None. The first judges its own model, the last the mean of all.
         checkpoints: where to save this rank's state, and what to go on from.
     """
 
@@ -142,9 +142,9 @@ class TrainNode:
         self.checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.local_step = 0
-        self._judge = comm.world_size - 1
         self._flat = FlatState(model)
-        self._mean = copy.deepcopy(model) if comm.rank == self._judge and comm.world_size > 1 else model
+        may_judge = comm.rank == comm.world_size - 1 or strategy.leaves_behind
+        self._mean = copy.deepcopy(model) if may_judge and comm.world_size > 1 else model
         self._flat_mean = FlatState(self._mean)
         self._handles: list[Handle[Tensor]] = []
         self._backward_clock: _BackwardClock | None = None
@@ -160,7 +160,10 @@ class TrainNode:
             self.resume(saved)
         try:
             while self.local_step < self.settings.max_steps and (step := self.data.next_step()) is not None:
-                self.train_step(step)
+                if self.strategy.is_ahead():
+                    self.skip_step()
+                else:
+                    self.train_step(step)
                 if self._is_due(self.settings.val_interval):
                     self.evaluate()
                 if self._is_due(self.settings.correlation_interval):
@@ -223,8 +226,14 @@ class TrainNode:
                 "bytes_sent": traffic.bytes_sent,
                 "payload_bytes": traffic.payload_bytes,
                 "wan_bytes": traffic.wan_bytes,
+                **strategy.row(),
             }
         )
+
+    def skip_step(self) -> None:
+        """Leave out a step that others have done while this rank was away."""
+        self.strategy.skip_step()
+        self.local_step += 1
 
     def _step_seconds(self, step: Step) -> float:
         if self.durations is None:
@@ -269,33 +278,44 @@ class TrainNode:
     def evaluate(self) -> None:
         """Judge the first rank's model and the mean of all; nobody else waits.
 
-        Every rank deposits its values and goes on; the last rank collects them.
+        Every rank deposits its values and goes on; the last rank collects them. Ranks that the strategy has left
+        behind are not looked at.
         """
-        self._post_average()
+        present = self.strategy.present_ranks
+        if self.comm.rank not in present:
+            return
+        self._post_average(present)
         if self.evaluation is None:
             return
         row: dict[str, Any] = {"step": self.local_step}
-        if self.comm.rank == 0:
+        if self.comm.rank == present[0]:
             row["local_loss"] = self.evaluation.loss(self.model)
-        if self.comm.rank == self._judge:
-            self._receive_average()
-            row["global_loss"] = (
-                row["local_loss"] if self._mean is self.model else self.evaluation.loss(self._mean)
-            )
-            row["accuracy"] = self.evaluation.accuracy(self._mean)
-        self.comm.mark(row)
+        if self.comm.rank == present[-1]:
+            mean = self._received_average(present)
+            row["global_loss"] = row["local_loss"] if mean is self.model else self.evaluation.loss(mean)
+            row["accuracy"] = self.evaluation.accuracy(mean)
+        if len(row) > 1:
+            self.comm.mark(row)
 
-    def _post_average(self) -> None:
-        if self.comm.world_size == 1:
+    def _post_average(self, present: Sequence[int]) -> None:
+        if len(present) == 1:
             return
         self._settle_average()  # of the last evaluation: surely long there
+        peers = self._peers(present)
         with self.comm.off_clock():
-            self._handles = self._flat.post_average(self.comm, self._judge)
+            self._handles = self._flat.post_average(peers, peers.world_size - 1)
 
-    def _receive_average(self) -> None:
-        if self._mean is not self.model:
-            with self.comm.off_clock():
-                self._flat_mean.receive(self._handles)
+    def _peers(self, present: Sequence[int]) -> Communicator:
+        is_everyone = len(present) == self.comm.world_size
+        return self.comm if is_everyone else self.comm.group(present, reuse=True)
+
+    def _received_average(self, present: Sequence[int]) -> nn.Module:
+        """The mean of the models present, on the rank that judges it."""
+        if len(present) == 1:
+            return self.model
+        with self.comm.off_clock():
+            self._flat_mean.receive(self._handles)
+        return self._mean
 
     def _settle_average(self) -> None:
         with self.comm.off_clock():
@@ -303,23 +323,27 @@ class TrainNode:
                 handle.wait()
 
     def correlate(self) -> None:
-        """Compare all replicas, on the last rank."""
+        """Compare the replicas, on the last rank."""
+        present = self.strategy.present_ranks
+        if self.comm.rank not in present:
+            return
+        peers = self._peers(present)
         with self.comm.off_clock():
-            replicas = self.comm.gather(self._flat.parameters(), self._judge)
+            replicas = peers.gather(self._flat.parameters(), peers.world_size - 1)
         if replicas is not None:
             self.comm.mark({"step": self.local_step, "correlation": correlation_of(replicas)})
 
     def finish(self) -> NodeOutcome:
         """The last evaluation, unless it has just been done, and the outcome."""
+        present = self.strategy.present_ranks
         if self.settings.val_interval is not None and not self._is_due(self.settings.val_interval):
             self.evaluate()
-        elif not self._handles:  # nothing was evaluated, or that was before a restart
-            self._post_average()
+        elif not self._handles and self.comm.rank in present:  # not evaluated, or that was before a restart
+            self._post_average(present)
         self._settle_average()
         average = None
-        if self.comm.rank == self._judge:
-            self._receive_average()
-            average = _cpu_state(self._mean)
+        if self.comm.rank == present[-1]:
+            average = _cpu_state(self._received_average(present))
         return NodeOutcome(_cpu_state(self.model), average, self.settings.max_steps)
 
     # --- state ---------------------------------------------------------------------------------------------

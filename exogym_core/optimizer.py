@@ -15,6 +15,8 @@ from exogym_core.strategy.optim import ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.patience import Patience
+from exogym_core.strategy.parts.peers import LOST, Peers
 from exogym_core.strategy.parts.sharding import ShardedReplica, Sharding
 from exogym_core.strategy.parts.workers import Workers
 from exogym_core.successors import unknown_argument
@@ -29,18 +31,16 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.optim import OptimizerLike
     from exogym_core.strategy.parts.codecs import Codec
+    from exogym_core.strategy.parts.patience import Seconds
 
 __all__ = ["DiLoCoOptimizer"]
 
 #: Arguments of OpenDiLoCo's optimizer that are gone -> what to do instead.
 _SUCCESSORS = {
-    "all_reduce_strategy": "all ranks are waited for; leave it out",
     "averager_opts": "the communicator carries the averages; leave it out",
     "dht": "workers meet through communicator=, for example GlooCommunicator.from_environment() under torchrun",
-    "matchmaking_time": "ranks are known from the start and need no matchmaking; leave it out",
     "optimizer": "say which: inner_optimizer= or outer_optimizer=",
     "target_batch_size": "a round is num_inner_steps= steps of batch_size= samples",
-    "timeout_waiting_for_peers": "all ranks are waited for; leave it out",
     "tracker_opts": "rounds are counted in steps and need no tracker; leave it out",
 }
 
@@ -57,6 +57,10 @@ class DiLoCoOptimizer(Optimizer):
     calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
     FSDP, and has that part's optimizer states; gradients are clipped with `clip_grad_norm_` here. The second
     gather of "FULL_SHARD" is done when gradients are averaged, once a step.
+
+    With a time-out a round goes on without ranks that are late or cut off, as in `DiLoCoStrategy`: who is left
+    out downloads what the others have, and its `local_step` and `local_epoch` are theirs from then on. So count
+    rounds, `while optimizer.local_epoch < rounds`, not steps.
 
     Args:
         communicator: connects the workers; None for a worker alone.
@@ -75,6 +79,8 @@ class DiLoCoOptimizer(Optimizer):
         sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
             `exogym_core.strategy.parts.sharding:Sharding`; not with an optimizer that is built already.
         ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
+        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: whom a round
+            does without, and when; see `DiLoCoStrategy`.
         run_id: a name for the run; nothing depends on it.
         skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
 
@@ -87,6 +93,7 @@ class DiLoCoOptimizer(Optimizer):
         inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
         outer_optimizer: the one that ends rounds.
         local_step, local_epoch, num_samples: steps, rounds and this rank's samples so far.
+        averaged_ranks: the ranks of the last round, told by it also to those left out.
 
     References:
         Douillard et al., DiLoCo, arXiv 2311.08105. Jaghouar et al., OpenDiLoCo, arXiv 2407.07852.
@@ -119,6 +126,11 @@ class DiLoCoOptimizer(Optimizer):
         ranks_per_worker: int = 1,
         sharding: str = "NO_SHARD",
         ranks_per_node: int | None = None,
+        averaging_timeout: Seconds | None = None,
+        all_reduce_strategy: str | None = None,
+        timeout_waiting_for_peers: Seconds | None = None,
+        matchmaking_time: Seconds | None = None,
+        join_at: Mapping[int, Seconds] | None = None,
         run_id: str | None = None,
         skip_load_from_peers: bool = False,
         **unknown: Any,
@@ -143,9 +155,21 @@ class DiLoCoOptimizer(Optimizer):
         super().__init__(groups, {})
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         self._parameters = parameters
+        patience = Patience.of(
+            where,
+            averaging_timeout,
+            all_reduce_strategy,
+            timeout_waiting_for_peers,
+            matchmaking_time,
+            join_at,
+        )
+        self._peers: Peers | None = None
+        if patience is not None and communicator is not None and communicator.world_size > 1:
+            patience.check(where, communicator, ranks_per_worker)
+            self._peers = Peers(communicator, patience)
         if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
             assert self._workers is not None
-            self._workers.broadcast(parameters)
+            self._load_from_first(self._workers, parameters)
         division = Sharding(sharding, ranks_per_node)
         self._gradients = None if inside is None else division.averager(parameters, inside)
         self._was_updated = self._is_averaged = self._is_shared = False
@@ -165,6 +189,33 @@ class DiLoCoOptimizer(Optimizer):
         if self._workers is not None and self._gradients is not None:
             self._between = self._gradients.between(self._workers)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
+        if self._peers is not None:
+            self._peers.begin(self._outer)
+            self._catch_up()
+
+    def _load_from_first(self, workers: Workers, parameters: list[Tensor]) -> None:
+        """Take over the first rank's parameters; who joins late gets them, or newer ones, when it does."""
+        if self._peers is None:
+            workers.broadcast(parameters)
+        elif workers.between.rank in self._peers.present:
+            there = workers.between.group(self._peers.present)
+            Workers(None, there).broadcast(parameters)
+
+    def _catch_up(self) -> None:
+        """Count the steps that others have done while this rank was away."""
+        assert self._peers is not None
+        missed = self._peers.number * self.num_inner_steps - self.local_step
+        self.local_step += max(missed, 0)
+        if self.scheduler is not None and self._peers.number != LOST:
+            for _ in range(missed):
+                self.scheduler.step()
+
+    @property
+    def averaged_ranks(self) -> list[int]:
+        """The ranks of the last round."""
+        if self._peers is not None:
+            return list(self._peers.present)
+        return [0] if self.communicator is None else list(range(self.communicator.world_size))
 
     @property
     def outer_optimizer(self) -> Optimizer:
@@ -214,10 +265,17 @@ class DiLoCoOptimizer(Optimizer):
         self.local_step += 1
         self.num_samples += batch_size or self.batch_size
         if self.local_step % self.num_inner_steps == 0:
-            self._outer.round(self._between)
+            self._round()
         if self._gradients is not None:
             self._gradients.gather()
         return loss  # type: ignore[no-any-return]
+
+    def _round(self) -> None:
+        if self._peers is None:
+            self._outer.round(self._between)
+        else:
+            self._peers.round(self._outer)
+            self._catch_up()
 
     def average_gradients(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Average the gradients over the ranks of this worker, if it has several.
@@ -265,6 +323,7 @@ class DiLoCoOptimizer(Optimizer):
             "scheduler": self.scheduler and self.scheduler.state_dict(),
             "local_step": self.local_step,
             "num_samples": self.num_samples,
+            "peers": self._peers and self._peers.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -276,6 +335,8 @@ class DiLoCoOptimizer(Optimizer):
             self.scheduler.load_state_dict(state_dict["scheduler"])
         self.local_step = state_dict["local_step"]
         self.num_samples = state_dict["num_samples"]
+        if self._peers is not None:
+            self._peers.load_state_dict(state_dict["peers"])
 
     def _share_inner_state(self) -> None:
         self.param_groups = self.inner_optimizer.param_groups

@@ -156,7 +156,7 @@ class Program:
         )
         strategy = copy.deepcopy(request.strategy)
         strategy.coding = self.compute.coding if self.compute is not None else None
-        judges = evaluates and comm.rank in (0, comm.world_size - 1)
+        may_judge = request.strategy.leaves_behind or comm.rank in (0, comm.world_size - 1)
         return TrainNode(
             comm,
             copy.deepcopy(self.model).to(device),
@@ -164,7 +164,7 @@ class Program:
             data,
             settings,
             self._durations(comm.rank),
-            self._evaluation(device) if judges else None,
+            self._evaluation(device) if evaluates and may_judge else None,
             self.checkpoints,
         )
 

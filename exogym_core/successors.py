@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 __all__ = ["ATTRIBUTES", "FIT_ARGUMENTS", "STRATEGY_ARGUMENTS", "unknown_argument", "unknown_attribute"]
 
 _NETWORK = "workers meet in the simulation, or through torchrun with transport='gloo'; leave it out"
-_PATIENCE = "all workers are waited for; leave it out"
+_PATIENCE = "ranks that drop out are told in the summary's dropped_peers; leave it out"
 _OF_THE_TRAINER = "the Trainer gives it to the strategy; leave it out"
 _OF_THE_STRATEGY = "it belongs to the strategy, as in DiLoCoStrategy({})"
 
 #: Arguments of Trainer and fit -> what to write instead.
 FIT_ARGUMENTS: Mapping[str, str] = {
     "announce_maddrs": _NETWORK,
-    "averaging_timeout": _PATIENCE,
+    "averaging_timeout": _OF_THE_STRATEGY.format("averaging_timeout=..."),
     "dht": _NETWORK,
     "epochs": "it is num_epochs=",
     "eval_interval": "it is val_interval=",
@@ -34,7 +34,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "log_dir": "logs/<run_name>/ is written where run_name= is given",
     "lr": _OF_THE_STRATEGY.format("lr=..."),
     "lr_scheduler": _OF_THE_STRATEGY.format("lr_scheduler=..."),
-    "matchmaking_time": _PATIENCE,
+    "matchmaking_time": _OF_THE_STRATEGY.format("matchmaking_time=..."),
     "num_steps": "it is max_steps=",
     "optimizer": _OF_THE_STRATEGY.format("optim_spec=..."),
     "outer_lr": _OF_THE_STRATEGY.format("outer_lr=..."),
@@ -42,7 +42,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "port": "nothing listens on a port; leave it out",
     "precision": "it is autocast=, 'bf16' or 'fp16'",
     "project": "it is wandb_project=",
-    "timeout_waiting_for_peers": _PATIENCE,
+    "timeout_waiting_for_peers": _OF_THE_STRATEGY.format("timeout_waiting_for_peers=..."),
     "total_batch_size": "it is batch_size=, of each worker as in OpenDiLoCo",
     "total_steps": "it is max_steps=",
     "wandb_name": "it is run_name=",
@@ -56,12 +56,9 @@ FIT_ARGUMENTS: Mapping[str, str] = {
 
 #: Arguments of strategies -> what to write instead.
 STRATEGY_ARGUMENTS: Mapping[str, str] = {
-    "all_reduce_strategy": _PATIENCE,
     "async_sparta_delay": "averages are never late here; leave it out",
-    "averaging_timeout": _PATIENCE,
     "dht": _NETWORK,
     "galaxy_size": "it is num_nodes= of fit",
-    "matchmaking_time": _PATIENCE,
     "max_local_steps": "it is max_steps= of fit",
     "model": _OF_THE_TRAINER,
     "num_nodes": _OF_THE_TRAINER,
@@ -69,7 +66,6 @@ STRATEGY_ARGUMENTS: Mapping[str, str] = {
     "p": "it is p_sparta=",
     "rank": _OF_THE_TRAINER,
     "sharding_strategy": "it is sharding=, with ranks_per_worker=",
-    "timeout_waiting_for_peers": _PATIENCE,
     "topk": "it is compression_topk=",
     "warmup_steps": "it is lr_scheduler='lambda_cosine', lr_scheduler_kwargs={'warmup_steps': ...}",
 }

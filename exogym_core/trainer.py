@@ -231,11 +231,13 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     try:
         run = _run_ranks(program, recorder, checkpoints, started_rank is not None)
     finally:
+        recorder.finish()
         checkpoints.close()
         for logger in loggers:
             logger.close()
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
-    result.virtual_seconds = run.virtual_seconds
+    if not recorder.rounds.has_any:  # else it ended without those who were left behind
+        result.virtual_seconds = run.virtual_seconds
     if run.rank_virtual_seconds is not None:
         result.compute_utilisation = mean_utilisation(run.compute_seconds, run.rank_virtual_seconds)
     return _conclude(run.results, result)
@@ -285,6 +287,6 @@ def _conclude(outcomes: Sequence[NodeOutcome], result: FitResult) -> dict[str, t
             UserWarning,
             stacklevel=4,
         )
-    average, first = outcomes[-1].average, outcomes[0].state
-    assert average is not None
+    average = next(outcome.average for outcome in reversed(outcomes) if outcome.average is not None)
+    first = outcomes[0].state
     return {name: value if value.is_floating_point() else first[name] for name, value in average.items()}

@@ -158,7 +158,9 @@ class Kernel:
         self._calls = Calls(self.clock, play, collectives_in_flight, on_span)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
-        self._lost: set[int] = set()  # ranks that go on to their end though their hosts never come back
+        self._asking: dict[int, str] = {}
+        self._lost: set[int] = set()  # ranks that others have gone on without, for ever
+        self._has_ended = False  # one of the others has come to its end
         self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
 
@@ -183,13 +185,14 @@ class Kernel:
     def give_up(self, reason: str) -> None:
         """Nothing will ever finish what ranks wait for.
 
-        Those who do something together have a time-out of their own. Where all who are left are cut off from a
-        run that has gone on without them, they go on alone. Else this raises DeadlockError, which tells the
+        Those who do something together have a time-out of their own. Where others have ended without all who are
+        left, these are lost: they go on alone, to their own end. Else this raises DeadlockError, which tells the
         reason and who waits.
         """
         if self._meetings.is_under_way:
             return
-        if self._meetings.is_over(self._standing, self._running):
+        goes_on = self._has_ended and self._meetings.have_met
+        if goes_on and self._standing | self._meetings.waiting == self._running:
             for rank in sorted(self._standing):
                 self._lost.add(rank)
                 self._processes[rank].interrupt()
@@ -197,7 +200,7 @@ class Kernel:
             return
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._standing, "on a crashed host")
-        doing |= dict.fromkeys(self._meetings.waiting, "in fetch")
+        doing |= self._asking
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
         told = ", ".join(f"rank {rank} {doing[rank]}" for rank in sorted(doing)[:_MOST_TOLD])
@@ -253,6 +256,7 @@ class Kernel:
             else:
                 self.end_seconds[rank] = clock.now
                 self._running.discard(rank)
+                self._has_ended = self._has_ended or rank not in self._lost
                 return
 
     def _answer_to(self, rank: int, key: Key | None) -> float | bool:
@@ -266,9 +270,17 @@ class Kernel:
             play = self._meetings.confirm(question)
         else:
             play = self._meetings.fetch(rank, question)
-        answer = yield from self._wait(rank, type(question).__name__.lower(), play)
+        name = type(question).__name__.lower()
+        self._asking[rank] = f"in {name}"
+        answer = yield from self._wait(rank, name, play)
+        del self._asking[rank]
+        if answer is None:
+            self._lost.add(rank)
         if not question.is_past:
             self._answer(rank, answer)
+        # All whom one event answers have their answers before the first of them is waited for again: it may
+        # need the others, off the clock.
+        yield self.clock.at(self.clock.now)
 
     def _wait(
         self, rank: int, name: str, play: Generator[simpy.Event, None, T]

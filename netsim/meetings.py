@@ -44,6 +44,7 @@ class _Team:
     left: tuple[Arrival, ...] = ()
     num_confirmed: int = 0
     num_asked: int = 0
+    is_overdue: bool = False  # its time is over, and nobody is up
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -59,6 +60,7 @@ class _State:
     holders: list[int] = field(default_factory=list)
     awaited: list[simpy.Event] = field(default_factory=list)
     in_use: list[int] = field(default_factory=list)  # numbers that are being fetched
+    fetched: dict[int, int] = field(default_factory=dict)  # rank -> the number that it got last
 
 
 class Meetings:
@@ -75,6 +77,7 @@ class Meetings:
 
     Attributes:
         waiting: ranks that wait for a state.
+        have_met: whether anybody has come to a meeting.
     """
 
     def __init__(
@@ -86,18 +89,19 @@ class Meetings:
         on_older: Callable[[Hashable, Collection[int]], None],
     ) -> None:
         self.waiting: set[int] = set()
+        self.have_met = False
         self._clock, self._reach = clock, reach
         self._assemble, self._dissolve, self._on_older = assemble, dissolve, on_older
-        self._have_met = False
         self._meetings: dict[Key, _Meeting] = {}
         self._teams: dict[tuple[Key, int], _Team] = {}
         self._states: dict[Hashable, _State] = {}
+        self._overdue: list[Callable[[], None]] = []  # what has to wait until somebody is up
 
     # --- who is there ---------------------------------------------------------------------------------------
 
     def join(self, join: Join) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
         """Come to a meeting; returns who is present."""
-        self._have_met = True
+        self.have_met = True
         meeting = self._meetings.get(join.key)
         if meeting is None:
             meeting = self._meetings[join.key] = _Meeting(join, self._clock.event())
@@ -113,23 +117,35 @@ class Meetings:
 
     def look_again(self) -> None:
         """The network has changed: who or what was out of reach may be reached now."""
+        overdue, self._overdue = self._overdue, []
+        for call in overdue:
+            call()
         for meeting in list(self._meetings.values()):
             if not meeting.settled.triggered:
                 self._settle_if_complete(meeting)
         self._reach.look_again()
 
     def _settle_if_complete(self, meeting: _Meeting) -> None:
-        ranks = meeting.first.ranks
-        if len(meeting.arrivals) == len(ranks) == len(self._reach.together(ranks)):
+        come = _ranks(meeting.first, meeting.arrivals)
+        if self._awaited(meeting.first).issubset(come) and len(self._reach.together(come)) == len(come):
             self._settle(meeting)
+
+    def _awaited(self, join: Join) -> set[int]:
+        state = self._states.get(join.key.group)
+        back = (
+            [] if state is None else [rank for rank, has in state.fetched.items() if has == join.key.number]
+        )
+        return {*(join.ranks if join.awaited is None else join.awaited), *back}
 
     def _settle(self, meeting: _Meeting) -> None:
         """Nobody who comes from now on is in time."""
         if meeting.settled.triggered:
             return
-        meeting.present = self._kept(
-            meeting.first, meeting.arrivals, self._reach.together(_ranks(meeting.first, meeting.arrivals))
-        )
+        together = self._reach.together(_ranks(meeting.first, meeting.arrivals))
+        if not together:  # all have crashed since
+            self._overdue.append(partial(self._settle, meeting))
+            return
+        meeting.present = self._kept(meeting.first, meeting.arrivals, together)
         meeting.settled.succeed()
         self._forget_if_over(meeting)
         if meeting.first.averaging_seconds < float("inf"):
@@ -166,6 +182,10 @@ class Meetings:
         if team.ended.triggered:
             return
         left = self._reach.together(team.ranks)
+        team.is_overdue = not left
+        if not left:
+            self._overdue.append(partial(self._end, team))
+            return
         if len(left) == len(team.present):
             left = self._reach.without_slowest(team.ranks)
         team.left = self._kept(team.join, team.present, left)
@@ -218,16 +238,15 @@ class Meetings:
             source = yield done
             yield self._clock.at(on_grid(self._clock.now))
             state.in_use.remove(number)
-        return None if source is None else Fetched(number, source, num_bytes)
-
-    def is_over(self, standing: Collection[int], running: Collection[int]) -> bool:
-        """Whether ranks have met and nobody is left but who stands still for ever or waits for a state."""
-        return self._have_met and self.waiting.union(standing) == set(running)
+        if source is None:
+            return None
+        state.fetched[rank] = number
+        return Fetched(number, source, num_bytes)
 
     @property
     def is_under_way(self) -> bool:
         """Whether some are doing something together whose time will end."""
-        return any(not team.ended.triggered for team in self._teams.values())
+        return any(not team.ended.triggered and not team.is_overdue for team in self._teams.values())
 
     def give_up(self) -> None:
         """Nothing more will happen: nobody who waits for a state gets it."""

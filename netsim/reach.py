@@ -50,10 +50,15 @@ class Reach:
             network.on_give_up = partial(self._given_up, network, network.on_give_up)
 
     def together(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Those of `ranks` that all reach each other: who reaches fewest is left out first, the last of equals."""
-        dead = dead_links(self._network) if self._network is not None else frozenset()
-        left = list(ranks)
-        while dead:
+        """Those of `ranks` that all reach each other, on hosts that are up; () if there is none.
+
+        Who reaches fewest is left out first, the last of equals.
+        """
+        if self._network is None:
+            return tuple(ranks)
+        dead, downtime = dead_links(self._network), self._network.downtime
+        left = [rank for rank in ranks if downtime.since(self._hosts[rank]) is None]
+        while dead and left:
             friends = {
                 rank: sum(self._is_open(rank, other, dead) for other in left if other != rank)
                 for rank in left
@@ -95,15 +100,17 @@ class Reach:
             on_done(None)
             return
         source = min(hopeful, key=lambda source: self._distance(source, rank, dead))
-        transfer = network.send(
+        (number,) = network.reserve(1)
+        self._downloads[rank] = _Download(number, on_done, is_cut=bool(cuts[source]))
+        network.send(
             self._hosts[source],
             self._hosts[rank],
             num_bytes,
-            partial(self._end, rank, source),
+            partial(self._end, rank, number, source),
             connection=("download", rank),
-            on_dropped=partial(self._end, rank, AGAIN),
+            on_dropped=partial(self._end, rank, number, AGAIN),
+            number=number,
         )
-        self._downloads[rank] = _Download(transfer, on_done, is_cut=bool(cuts[source]))
 
     def look_again(self) -> None:
         """The network has changed: downloads that could not begin do so anew."""
@@ -121,10 +128,13 @@ class Reach:
         transfer = self._downloads[rank].transfer
         if is_in_flight(self._network, transfer):
             self._network.abort(transfer)
-        self._end(rank, outcome)
+        self._end(rank, transfer, outcome)
 
-    def _end(self, rank: int, outcome: int | None) -> None:
-        self._downloads.pop(rank).on_done(outcome)
+    def _end(self, rank: int, transfer: int, outcome: int | None) -> None:
+        download = self._downloads.get(rank)
+        if download is not None and download.transfer == transfer:  # else it was begun anew at this instant
+            del self._downloads[rank]
+            download.on_done(outcome)
 
     def _given_up(self, network: Network, others: Callable[[Waiting], None], waiting: Waiting) -> None:
         """A connection is given up: a download begins anew, and has other ways to end."""

@@ -92,8 +92,9 @@ class Ask(NamedTuple):
 class Join(NamedTuple):
     """Tell me who of `ranks` comes to `key` within `seconds` of the first, once that is settled.
 
-    It is settled when all have come and reach each other, else at the deadline; who comes at that very instant
-    is included, who cannot be reached by the others then is not. Who comes later is told at once.
+    It is settled when all who are waited for have come and those there reach each other, else at the deadline;
+    who comes at that very instant is included, who cannot be reached by the others then is not. Who comes later
+    is told at once.
 
     Attributes:
         key: the name of the meeting.
@@ -102,6 +103,7 @@ class Join(NamedTuple):
         seconds: what the first to come gives the others; its word counts.
         averaging_seconds: how long what they do together may take, until all have said `Confirm`.
         weight: told to all who come, with the member.
+        awaited: who is waited for; None: all. Whoever has fetched the group's state of this number is, too.
         is_past: it was answered in an earlier part of the run, and nobody asks any more.
     """
 
@@ -111,6 +113,7 @@ class Join(NamedTuple):
     seconds: float
     averaging_seconds: float = math.inf
     weight: float = 1.0
+    awaited: tuple[int, ...] | None = None
     is_past: bool = False
 
 

@@ -56,7 +56,7 @@ def rounds(comm: Communicator) -> list[Any]:
             total: torch.Tensor = peers.all_reduce(mine.clone(), "avg")
             return total
 
-        members, got = comm.among_present(mean, 3.0, 20.0)
+        members, got = comm.among_present(mean, 3.0, 20.0, number=number)
         if got is not None:
             values, number = got + comm.rank, number + 1
             comm.publish(number, [got])

@@ -42,8 +42,8 @@ def fit(**arguments):
             "unknown argument of FedAvgStrategy 'model': the Trainer gives it to the strategy; leave it out",
         ),
         (
-            lambda: DiLoCoStrategy(averaging_timeout=60),
-            "unknown argument of DiLoCoStrategy 'averaging_timeout': all workers are waited for; leave it out",
+            lambda: fit(averaging_timeout=60),
+            "unknown argument of fit 'averaging_timeout': it belongs to the strategy, as in DiLoCoStrategy(averag",
         ),
     ],
 )

@@ -171,17 +171,23 @@ class Communicator(ABC):
         seconds: float,
         averaging_seconds: float = math.inf,
         weight: float = 1.0,
+        number: int | None = None,
+        awaited: Sequence[int] | None = None,
     ) -> tuple[list[int], T | None]:
         """Do `work` together with those who come in time, and again without those who then stop answering.
 
         In time is who comes within `seconds` (virtual) of the first, that instant included, and can be reached
-        by the others then; if all come and can, nobody waits longer. Who comes later is told at once who was
+        by the others then; if all come and can, nobody waits longer, nor for others than `awaited` and those who
+        have fetched the state of this `number` (see `publish`). Who comes later is told at once who was
         there. A rank that has ended does not come. The first one's `seconds` count.
 
         `work(peers, weights)` gets the communicator of those present and their weights, in rank order; it makes
         collective calls on it and changes nothing else, as it may be done several times: if not all are through
         in `averaging_seconds`, its calls end undone, those who cannot be reached are left out (where all can,
         those with the narrowest connection), and the others begin again. Bytes of every attempt are counted.
+
+        Members that give the same `number` meet; it grows from call to call. Without one a rank's calls are counted,
+        which is right as long as nobody leaves one out.
 
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 

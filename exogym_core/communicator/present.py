@@ -59,12 +59,16 @@ class PresentRanks(Communicator):
         seconds: float,
         averaging_seconds: float = math.inf,
         weight: float = 1.0,
+        number: int | None = None,
+        awaited: Sequence[int] | None = None,
     ) -> tuple[list[int], T | None]:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("average_present")
-        lane = ("present", self._group_id)
-        key = Key(lane, self._next_number(lane))
-        present = self._meet(Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight))
+        lane = self._states
+        key = Key(lane, self._next_number(lane) if number is None else number)
+        wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
+        join = Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight, wanted)
+        present = self._meet(join)
         for attempt in itertools.count():
             members = [arrival.member for arrival in present]
             if self.rank not in members:
@@ -83,6 +87,11 @@ class PresentRanks(Communicator):
             present = left
         return members, None
 
+    @property
+    def _states(self) -> Hashable:
+        """Those who meet in this group, and what they publish."""
+        return ("present", self._group_id)
+
     def _meet(self, question: Join | Confirm) -> tuple[Arrival, ...]:
         return cast("tuple[Arrival, ...]", self._ask(question))
 
@@ -91,17 +100,17 @@ class PresentRanks(Communicator):
         of_run = self._ranks[self.rank]
         signature = signature_of("publish", tensors, "", 0, on_clock=True)
         given = [tensor.detach() for tensor in tensors]
-        self._port.post(Key(("publish", self._group_id, of_run), number), (of_run,), 0, signature, given)
-        self._request(Publish(Key(self._group_id, number), sum(tensor.nbytes for tensor in tensors)))
+        self._port.post(Key(("publish", self._states, of_run), number), (of_run,), 0, signature, given)
+        self._request(Publish(Key(self._states, number), sum(tensor.nbytes for tensor in tensors)))
 
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
-        fetched = self._ask(Fetch(self._group_id, at_least))
+        fetched = self._ask(Fetch(self._states, at_least))
         if fetched is None:
             return None
         assert isinstance(fetched, Fetched)
         of_run = self._ranks[self.rank]
-        lane = ("fetch", self._group_id, of_run, self._next_number(("fetch", self._group_id)))
+        lane = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
         signature = signature_of("fetch", [], "", 0, on_clock=True)
         ticket = self._port.post(Key(lane, fetched.number), (of_run,), 0, signature, [])
         tensors = [tensor.clone() for tensor in self._port.take(ticket, 0)]

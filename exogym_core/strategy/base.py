@@ -14,7 +14,7 @@ from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_sp
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -53,6 +53,7 @@ class Strategy:
 
     Attributes:
         overlaps_backward: the strategy communicates during the last backward pass.
+        leaves_behind: `present_ranks` may be fewer than all.
         sample_weight: samples of this rank in this step over the mean of all ranks'. Whoever runs the loop
             sets it before the backward pass where batches are uneven; strategies that average gradients
             weigh this rank's with it.
@@ -66,6 +67,7 @@ class Strategy:
     """
 
     overlaps_backward: bool = False
+    leaves_behind: bool = False
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
 
     model: nn.Module
@@ -158,6 +160,23 @@ class Strategy:
         self.local_step += 1
         self.nbytes = self.comm.traffic.payload_bytes - self._payload_bytes_before
         self._payload_bytes_before += self.nbytes
+
+    def is_ahead(self) -> bool:
+        """Whether the next step is not to be done: others have done it while this rank was away."""
+        return False
+
+    def skip_step(self) -> None:
+        """Count a step that is not done: advance the schedule alone."""
+        Strategy.step(self)
+
+    def row(self) -> dict[str, Any]:
+        """What the row of the step just done tells besides loss and bytes."""
+        return {}
+
+    @property
+    def present_ranks(self) -> Sequence[int]:
+        """The ranks whose models are looked at together: all, unless some have been left behind."""
+        return range(self.num_nodes)
 
     def zero_grad(self) -> None:
         """Forget the last step's gradient."""

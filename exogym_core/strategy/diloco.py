@@ -13,6 +13,8 @@ from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_sp
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.parts.patience import Patience
+from exogym_core.strategy.parts.peers import Peers
 from exogym_core.strategy.parts.sharding import Sharding
 from exogym_core.strategy.parts.workers import Workers
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.optim import Optimizer
+
+    from exogym_core.strategy.parts.patience import Seconds
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoStrategy"]
 
@@ -40,8 +44,10 @@ class DiLoCoCommunicator(CommunicationModule):
         error_feedback: what the codec rounds off in a round is added to the next round's.
         aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
         ranks_per_worker: consecutive ranks that form one worker and enter a round with equal parameters.
+        patience: how long a round waits for whom; None: for all, as long as it takes.
 
     Attributes:
+        peers: who takes part in rounds that do not wait for all; else None.
         workers: whom this rank averages with in a round; may be set before `_init_node`.
         held: the parameters that this rank does it for, likewise; by default all.
     """
@@ -59,6 +65,7 @@ class DiLoCoCommunicator(CommunicationModule):
         error_feedback: bool = False,
         aggregate: str = "mean",
         ranks_per_worker: int = 1,
+        patience: Patience | None = None,
     ) -> None:
         where = type(self).__name__
         self.H = positive_int(where, "H", H)
@@ -72,6 +79,8 @@ class DiLoCoCommunicator(CommunicationModule):
             self.outer_optim_spec = ensure_optim_spec(outer_optim_spec, **options)
         self.averaging = Averaging(codec_named(codec), aggregate, error_feedback)
         self.ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
+        self.patience = patience
+        self.peers: Peers | None = None
         self.workers: Workers | None = None
         self.held: Sequence[Tensor] | None = None
 
@@ -81,19 +90,29 @@ class DiLoCoCommunicator(CommunicationModule):
         held = self.strategy.trainable if self.held is None else self.held
         averaging = self.averaging.charged(self.strategy)
         self.outer = OuterStep(held, self.outer_optim_spec, averaging)
+        if self.patience is not None and num_nodes > 1:
+            self.patience.check(type(self.strategy).__name__, self.comm, self.ranks_per_worker)
+            self.peers = Peers(self.comm, self.patience)
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """The outer step if a round ends with this step."""
-        if (local_step + 1) % self.H == 0:
+        if (local_step + 1) % self.H:
+            return
+        if self.peers is None:
             self.outer.round(self.workers)
+        else:
+            self.peers.round(self.outer)
 
     def state_dict(self) -> dict[str, Any]:
         """The outer step's state."""
-        return self.outer.state_dict()
+        state = self.outer.state_dict()
+        return state if self.peers is None else {**state, "peers": self.peers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         self.outer.load_state_dict(state)
+        if self.peers is not None:
+            self.peers.load_state_dict(state["peers"])
 
 
 class DiLoCoStrategy(CommunicateOptimizeStrategy):
@@ -110,6 +129,11 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
     of the pseudo-gradient with its like at the other sites and passes the result on inside its own, so that
     no more goes between sites than for sites of one rank. With `sharding` the ranks of a site hold a part of
     both optimizers' states each, as with FSDP, and a round is exchanged part by part.
+
+    With a time-out a round goes on without ranks that are late or cut off: the outer gradient is the mean over
+    those present. Who is left out loses its steps of that round, downloads the newest parameters and state of
+    the outer optimizer, skips the steps that the others have done meanwhile and takes part again. Needs
+    transport `netsim`, and workers of one rank.
 
     Args:
         optim_spec: the inner optimizer (AdamW by default); also `inner_optim_spec`, `inner_optim` and
@@ -128,6 +152,14 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
             `exogym_core.strategy.parts.sharding:Sharding`.
         ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
+        averaging_timeout: virtual seconds (or text such as "60 s") that averaging may take; then those who cannot
+            be reached are left out, or where all can, those with the narrowest connection, and the others begin
+            again. 60 where another time-out is given, else there is none.
+        all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" goes on without them.
+        timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
+            time-out is given, else for ever.
+        matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None.
+        join_at: ranks that come late, and when: {3: "10 min"}.
         options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
@@ -155,6 +187,11 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         ranks_per_worker: int = 1,
         sharding: str = "NO_SHARD",
         ranks_per_node: int | None = None,
+        averaging_timeout: Seconds | None = None,
+        all_reduce_strategy: str | None = None,
+        timeout_waiting_for_peers: Seconds | None = None,
+        matchmaking_time: Seconds | None = None,
+        join_at: Mapping[int, Seconds] | None = None,
         **options: Any,
     ) -> None:
         where = type(self).__name__
@@ -174,12 +211,21 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
             error_feedback=error_feedback,
             aggregate=aggregate,
             ranks_per_worker=ranks_per_worker,
+            patience=Patience.of(
+                where,
+                averaging_timeout,
+                all_reduce_strategy,
+                timeout_waiting_for_peers,
+                matchmaking_time,
+                join_at,
+            ),
         )
         inner = one_argument(where, None, optim_spec=optim_spec, inner_optimizer=inner_optimizer)
         super().__init__([diloco], optim_spec=inner, **options)
         self.diloco = diloco
         self.sharding = Sharding(sharding, ranks_per_node)
         self.overlaps_backward = diloco.ranks_per_worker > 1
+        self.leaves_behind = diloco.patience is not None
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
@@ -200,6 +246,24 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         super()._communicate()
         if self.gradients is not None:
             self.gradients.gather()
+
+    def is_ahead(self) -> bool:
+        """Whether the others have done the next step while this rank was away."""
+        peers = self.diloco.peers
+        if peers is None:
+            return False
+        peers.begin(self.diloco.outer)
+        return self.local_step < peers.number * self.H
+
+    def row(self) -> dict[str, Any]:
+        """The step's round, where rounds do not wait for all."""
+        peers = self.diloco.peers
+        return {} if peers is None else peers.row(self.local_step, self.H)
+
+    @property
+    def present_ranks(self) -> Sequence[int]:
+        """Those of the last round."""
+        return super().present_ranks if self.diloco.peers is None else self.diloco.peers.present
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -106,8 +106,8 @@ def _request(record: list[Any]) -> Request:
             return Post(Key(_tuples(group), _tuples(number)), member, Call(*map(_tuples, call)))
         case ["wait", group, number]:
             return Wait(Key(_tuples(group), _tuples(number)))
-        case ["join", [group, number], member, ranks, *rest]:
-            return Join(Key(_tuples(group), _tuples(number)), member, tuple(ranks), *rest)
+        case ["join", [group, number], *rest]:
+            return Join(Key(_tuples(group), _tuples(number)), *map(_tuples, rest))
         case ["confirm", [group, number], *rest]:
             return Confirm(Key(_tuples(group), _tuples(number)), *rest)
         case ["publish", [group, number], num_bytes]:

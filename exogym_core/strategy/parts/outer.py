@@ -13,6 +13,7 @@ from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, wr
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.optim import OptimSpec
     from exogym_core.strategy.parts.workers import Workers
 
@@ -38,24 +39,45 @@ class OuterStep:
         views = zip(self.flats, self.buckets, strict=True)
         self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
         rounds_off = self.averaging.error_feedback
-        self.residuals = [torch.zeros_like(flat) if rounds_off else None for flat in self.flats]
+        self.residuals: list[Tensor | None] = [
+            torch.zeros_like(flat) if rounds_off else None for flat in self.flats
+        ]
         self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
 
     @torch.no_grad()
     def round(self, workers: Workers | None) -> None:
         """End a round: average, update, and set this rank's parameters to the result. None: a rank alone."""
-        for flat, bucket, anchors, residual in zip(
-            self.flats, self.buckets, self.anchors, self.residuals, strict=True
-        ):
-            pseudo_gradient = flat - flatten(bucket)
-            if workers is not None:
-                workers.average(self.averaging, pseudo_gradient, residual)
-            for anchor, gradient in zip(anchors, unflatten(pseudo_gradient, anchors), strict=True):
+        gradients = self._pseudo_gradients()
+        if workers is not None:
+            for gradient, residual in zip(gradients, self.residuals, strict=True):
+                workers.average(self.averaging, gradient, residual)
+        self.apply(gradients)
+
+    @torch.no_grad()
+    def averaged(self, comm: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
+        """The mean pseudo-gradients over the ranks of `comm`, flat; changes nothing but `residuals`."""
+        gradients = self._pseudo_gradients()
+        for gradient, residual in zip(gradients, residuals, strict=True):
+            self.averaging.flat(comm, gradient, residual)
+        return gradients
+
+    @torch.no_grad()
+    def apply(self, gradients: Sequence[Tensor]) -> None:
+        """Update the global parameters with flat gradients, and set this rank's parameters to the result."""
+        for flat, anchors in zip(gradients, self.anchors, strict=True):
+            for anchor, gradient in zip(anchors, unflatten(flat, anchors), strict=True):
                 anchor.grad = gradient
         self.optim.step()
         self.optim.zero_grad()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set this rank's parameters to the global ones."""
         for flat, bucket in zip(self.flats, self.buckets, strict=True):
             write_back(flat, bucket)
+
+    def _pseudo_gradients(self) -> list[Tensor]:
+        return [flat - flatten(bucket) for flat, bucket in zip(self.flats, self.buckets, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """The global parameters, the optimizer's state, and what encoding has rounded off."""

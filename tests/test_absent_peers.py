@@ -1,0 +1,314 @@
+"""DiLoCo that goes on without ranks which are late or cut off, and lets them catch up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.communicator import run_ranks
+from exogym_core.history import FitResult, Recorder
+from exogym_core.optimizer import DiLoCoOptimizer
+from exogym_core.strategy import DiLoCoStrategy
+from netsim.errors import DeadlockError, InputError, UnknownNameError
+from netsim.kernel import StampedRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from exogym_core.communicator import Communicator
+
+H, ROUNDS, VALUES = 5, 8, 50_000  # 200 kB: 0.2 s at home's 1 MB/s
+
+
+def star(events: Sequence[Mapping[str, Any]] = (), protocol: str = "ideal") -> dict[str, Any]:
+    """Two hosts of 10 MB/s, and one at home of 1 MB/s."""
+    rates = {"a": "80 Mbit/s", "b": "80 Mbit/s", "home": "8 Mbit/s"}
+    return {
+        "name": "star",
+        "hosts": {name: {} for name in rates},
+        "routers": ["switch"],
+        "links": [
+            {"between": [host, "switch"], "bandwidth": rate, "latency": "10 ms"}
+            for host, rate in rates.items()
+        ],
+        "protocol": protocol,
+        "events": list(events),
+    }
+
+
+def down(at: float, lasts: float | None = None) -> dict[str, Any]:
+    event = {"link": ["home", "switch"], "at": f"{at} s", "down": True}
+    return event if lasts is None else {**event, "for": f"{lasts} s"}
+
+
+ALL, OTHERS = [0, 1, 2], [0, 1]
+AWAY = {"averaging_timeout": 3, "timeout_waiting_for_peers": "2 s"}
+
+
+# --- in a loop of one's own, against what is computed here --------------------------------------------------
+
+
+def towards(rank: int) -> float:
+    return 1.0 + rank
+
+
+def loop(comm: Communicator, **options: Any) -> list[tuple[int, list[int], float]]:
+    """Every rank goes towards a value of its own; a second a step."""
+    weight = nn.Parameter(torch.zeros(VALUES))
+    optimizer = DiLoCoOptimizer(
+        batch_size=1,
+        num_inner_steps=H,
+        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        params=[weight],
+        communicator=comm,
+        **options,
+    )
+    rows = []
+    while optimizer.local_epoch < ROUNDS:
+        weight.grad = weight.detach() - towards(comm.rank)
+        comm.advance(1.0)
+        optimizer.step()
+        if optimizer.local_step % H == 0:
+            rows.append((optimizer.local_epoch, optimizer.averaged_ranks, float(weight.detach()[7])))
+    return rows
+
+
+def expected(present: Sequence[Sequence[int]]) -> list[float]:
+    """The parameters after each round: Nesterov's step (0.7, 0.9) on the mean displacement of those present."""
+    theta, momentum, values = 0.0, None, []
+    for ranks in present:
+        ends = []
+        for rank in ranks:
+            value = theta
+            for _ in range(H):
+                value -= 0.1 * (value - towards(rank))
+            ends.append(value)
+        gradient = theta - sum(ends) / len(ends)
+        momentum = gradient if momentum is None else 0.9 * momentum + gradient
+        theta -= 0.7 * (gradient + 0.9 * momentum)
+        values.append(theta)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("events", "present"),
+    [
+        ([], [ALL] * 8),
+        # Cut off in round 3; back before the end of round 5, and in time for that of round 6.
+        ([down(12, 13)], [ALL] * 2 + [OTHERS] * 3 + [ALL] * 3),
+        # Its step is lost, and it is late for round 3 when it has done it again: it begins with round 7.
+        (
+            [{"host": "home", "at": "12 s", "crash": True, "for": "13 s"}],
+            [ALL] * 2 + [OTHERS] * 4 + [ALL] * 2,
+        ),
+        ([down(12)], [ALL] * 2 + [OTHERS] * 6),
+        ([{"host": "home", "at": "12 s", "crash": True}], [ALL] * 2 + [OTHERS] * 6),
+    ],
+)
+def test_the_outer_step_is_the_mean_of_those_present(events: Any, present: list[list[int]]) -> None:
+    results = run_ranks(lambda comm: loop(comm, **AWAY), 3, star(events)).results
+    assert results[0] == results[1]
+    assert [row[1] for row in results[0]] == present
+    values = expected(present)
+    assert [row[2] for row in results[0]] == pytest.approx(values, rel=1e-4)
+    for number, ranks, value in results[2]:  # who was away goes on from what the others had
+        if number <= ROUNDS:
+            assert ranks in (ALL, OTHERS)
+            assert value == pytest.approx(values[number - 1], rel=1e-4)
+
+
+def test_averages_that_are_cut_off_are_begun_again_without_who_is_gone() -> None:
+    # The first exchange takes 5.22 to 5.53 s; the link breaks in the middle of it.
+    results = run_ranks(lambda comm: loop(comm, averaging_timeout=2), 3, star([down(5.4, 20)])).results
+    assert [row[1] for row in results[0]][:2] == [OTHERS, OTHERS]
+    values = expected([row[1] for row in results[0]])
+    assert [row[2] for row in results[0]] == pytest.approx(values, rel=1e-4)
+
+
+def test_a_codec_that_rounds_and_its_feedback_keep_to_those_present() -> None:
+    options = {**AWAY, "grad_compression": "int8", "error_feedback": True}
+    results = run_ranks(lambda comm: loop(comm, **options), 3, star([down(5.3, 20)])).results
+    values = expected([row[1] for row in results[0]])
+    assert OTHERS in [row[1] for row in results[0]]
+    assert [row[2] for row in results[0]] == pytest.approx(values, rel=0.02)
+
+
+def test_who_joins_late_gets_what_the_others_have() -> None:
+    results = run_ranks(lambda comm: loop(comm, join_at={2: "17 s"}), 3, star()).results
+    present = [row[1] for row in results[0]]
+    assert present == [OTHERS] * 3 + [ALL] * 5
+    values = expected(present)
+    assert [row[2] for row in results[0]] == pytest.approx(values, rel=1e-4)
+    assert [row[2] for row in results[2]] == pytest.approx(values[3:], rel=1e-4)
+
+
+def late(comm: Communicator, **options: Any) -> list[list[int]]:
+    """Rank 2 needs 1.5 s a step; when is each round over, and who is there?"""
+    inner = comm.advance
+    comm.advance = lambda seconds: inner(seconds * (1.5 if comm.rank == 2 else 1.0))  # type: ignore[method-assign]
+    return [row[1] for row in loop(comm, **options)] + [[round(comm.now())]]
+
+
+def test_no_wait_goes_on_without_who_still_computes_and_wait_for_all_does_not() -> None:
+    patient = run_ranks(lambda comm: late(comm, averaging_timeout=60), 3, star()).results[0]
+    assert patient == [ALL] * 8 + [[63]]  # 7.5 s and 0.31 s for the exchange each, and 0.22 s to begin with
+    hasty = run_ranks(
+        lambda comm: late(comm, all_reduce_strategy="NO_WAIT", matchmaking_time=1), 3, star()
+    ).results[0]
+    assert OTHERS in hasty
+    assert hasty[-1][0] < patient[-1][0]
+
+
+# --- in a fit -----------------------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return ((self.layer(batch[0]) - batch[1]) ** 2).mean()
+
+
+def samples() -> TensorDataset:
+    inputs = torch.randn(600, 8, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs @ torch.arange(8.0).view(8, 1))
+
+
+def fit(events: Sequence[Mapping[str, Any]] = (), options: Any = AWAY, **arguments: Any) -> FitResult:
+    trainer = Trainer(Model(), samples(), samples())
+    given: dict[str, Any] = {
+        **{"num_nodes": 3, "max_steps": 40, "batch_size": 4, "val_interval": 4, "correlation_interval": 8},
+        **{"topology": star(events), "compute": 1.0, "workers": "threads", "device": "cpu"},
+    }
+    strategy = DiLoCoStrategy("sgd", lr=0.01, H=H, **options)
+    trainer.fit(strategy=strategy, **{**given, **arguments})
+    assert trainer.result is not None
+    return trainer.result
+
+
+def test_a_run_tells_who_was_away_and_when() -> None:
+    result = fit([down(12, 13)])
+    rounds = {row["step"]: row["averaged_ranks"] for row in result.history if "averaged_ranks" in row}
+    assert rounds == {5: ALL, 10: ALL, 15: OTHERS, 20: OTHERS, 25: OTHERS, 30: ALL, 35: ALL, 40: ALL}
+    assert result.dropped_peers is not None
+    first, second = result.dropped_peers
+    # Rounds of 5 s, exchanges of 0.08 s for three and 0.04 for two; they wait 2 s for home, once.
+    assert (first["rank"], first["step"], first["back_step"]) == (2, 15, 20)
+    assert first["virtual_seconds"] == pytest.approx(17.2, abs=0.01)
+    assert first["back_virtual_seconds"] == pytest.approx(25.02, abs=0.01)
+    # It has the state of step 20 only at 25 s, and is not through with the next round in time.
+    assert (second["rank"], second["step"], second["back_step"]) == (2, 25, 25)
+    assert [row["step"] for row in result.history] == list(range(1, 41))
+    seconds = [row["virtual_seconds"] for row in result.history]
+    assert seconds == sorted(seconds)
+    assert result.virtual_seconds == seconds[-1]
+    samples_seen = [row["examples_trained"] for row in result.history]
+    assert samples_seen[9] == 10 * 12
+    assert samples_seen[24] - samples_seen[9] == 15 * 8
+    assert [row["step"] for row in result.validation] == list(range(0, 41, 4))
+    assert [row["step"] for row in result.correlation] == list(range(8, 41, 8))
+    assert result.bytes_sent == result.history[-1]["bytes_sent"]
+
+
+def test_with_nobody_away_it_is_the_run_that_waits_for_all() -> None:
+    tolerant, patient = fit(), fit(options={})
+    assert tolerant.dropped_peers == []
+    assert patient.dropped_peers is None
+    for name in ("train_loss", "bytes_sent", "examples_trained"):
+        assert [row[name] for row in tolerant.history] == [row[name] for row in patient.history]
+    assert [row["global_loss"] for row in tolerant.validation] == [
+        row["global_loss"] for row in patient.validation
+    ]
+    assert tolerant.virtual_seconds == patient.virtual_seconds
+
+
+def test_who_never_comes_back_is_not_in_the_model() -> None:
+    result = fit([down(12)])
+    assert result.dropped_peers is not None
+    assert [(row["rank"], row["step"], row["back_step"]) for row in result.dropped_peers] == [(2, 15, None)]
+    first, second, lost = (state["layer.weight"] for state in result.rank_states)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, lost)
+    assert result.final_loss == result.validation[-1]["global_loss"]
+    waiting = fit([down(12, 3)], options={})
+    assert waiting.virtual_seconds is not None
+    assert result.virtual_seconds is not None
+    assert (
+        result.virtual_seconds > waiting.virtual_seconds
+    )  # 2 s once, against an outage that ends in between
+
+
+def test_a_peer_that_is_gone_ends_a_run_that_waits_for_all() -> None:
+    with pytest.raises(DeadlockError, match=r"home.*never comes back"):
+        fit([down(12)], options={})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "line"),
+    [
+        ({"averaging_timeout": 0}, InputError, "averaging_timeout=0 must be above 0"),
+        ({"averaging_timeout": "soon"}, InputError, "averaging_timeout: expected a time such as '30 ms'"),
+        ({"all_reduce_strategy": "no_weight"}, UnknownNameError, "did you mean 'no_wait'"),
+        ({"all_reduce_strategy": "no_wait", "timeout_waiting_for_peers": 1}, InputError, "matchmaking_time"),
+        ({"matchmaking_time": 1}, InputError, "goes with all_reduce_strategy='no_wait'"),
+        ({"join_at": [3]}, InputError, "must be a mapping such as"),
+        ({"join_at": {3: 1}}, InputError, "must name some of the ranks 0 to 2"),
+        ({"join_at": {0: 1, 1: 1, 2: 1}}, InputError, "leave one that is there"),
+        ({"averaging_timeout": 1, "ranks_per_worker": 3}, InputError, "go with ranks_per_worker=1"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(options: Any, error: type[Exception], line: str) -> None:
+    with pytest.raises(error) as caught:
+        fit(options=options)
+    assert line in str(caught.value)
+
+
+def test_real_sockets_wait_for_every_rank() -> None:
+    with pytest.raises(InputError, match="time-outs for absent ranks need transport='netsim'"):
+        fit(transport="gloo", topology=None, compute=None)
+
+
+def test_a_rank_alone_has_nobody_to_wait_for() -> None:
+    assert fit(num_nodes=1).dropped_peers is None
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_round_wait_for_its_end_and_count_those_who_took_part() -> None:
+    result = FitResult(num_nodes=3)
+    recorder = Recorder(result, timed=True)
+
+    def mark(rank: int, step: int, at: float, **news: Any) -> None:
+        row = {"step": step, "loss": float(rank), "samples": 2, "lr": 0.1, "round": -(-step // 2), **news}
+        traffic = {"bytes_sent": 10 * step, "payload_bytes": 3, "wan_bytes": 0}
+        recorder.add(StampedRow(rank, at, 0.0, 0.0, {**row, **traffic}))
+
+    for rank in range(3):
+        mark(rank, 1, 1.0 + rank)
+    assert result.history == []
+    mark(0, 2, 5.0, averaged_ranks=[0, 2])
+    assert result.history == []
+    mark(2, 2, 6.0, averaged_ranks=[0, 2])
+    assert [(row["step"], row["train_loss"], row["virtual_seconds"]) for row in result.history] == [
+        (1, 1.0, 3.0),
+        (2, 1.0, 6.0),
+    ]
+    assert [row["bytes_sent"] for row in result.history] == [10 + 10 + 10, 20 + 20 + 10]
+    mark(1, 2, 7.0, missed_round=1, back_in_round=2)
+    mark(0, 3, 8.0)
+    mark(2, 3, 8.0)
+    assert len(result.history) == 2
+    recorder.finish()
+    assert [row["step"] for row in result.history] == [1, 2, 3]
+    assert result.dropped_peers == [
+        {"rank": 1, "step": 2, "virtual_seconds": 6.0, "back_step": 2, "back_virtual_seconds": 7.0}
+    ]
