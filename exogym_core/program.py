@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import inspect
 import os
 from collections import Counter
@@ -76,6 +77,10 @@ class Program:
                 self.request, minibatch_size=self._fitting_minibatch(), finds_minibatch=False
             )
         request = self.request
+        if all(request.device_of(rank).type == "cpu" for rank in range(request.num_nodes)):
+            # Every optimizer imports torch's compiler at its first step, which takes a second and more: here
+            # once, where processes for ranks are forked, and not in each of them.
+            importlib.import_module("torch._dynamo")
         self.compute = request.compute
         if self.compute is not None and request.transport != "gloo":
             self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads)

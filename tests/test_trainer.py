@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import pickle
 import random
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -571,3 +573,29 @@ def test_autocast_computes_in_half_precision():
             return output
 
     assert fit(Watching(6, [5], 3), validation=tiny_data(seed=1), autocast=True).fit_result.complete
+
+
+def test_forked_ranks_inherit_what_optimizers_import() -> None:
+    """Importing torch's compiler takes a second and more, so no child may do it by itself."""
+    script = """
+import sys, torch
+from torch.utils.data import TensorDataset
+from exogym_core import Trainer
+from exogym_core.strategy import AllReduceStrategy
+
+class Model(torch.nn.Linear):
+    def forward(self, batch):
+        return super().forward(batch[0]).square().mean()
+
+def dataset(rank, num_nodes, train_dataset):  # called in a rank's process, before it has an optimizer
+    assert "torch._dynamo" in sys.modules
+    return TensorDataset(torch.full((8, 2), float(rank)))
+
+assert "torch._dynamo" not in sys.modules
+strategy = AllReduceStrategy("sgd", lr=0.1)
+Trainer(Model(2, 1), dataset).fit(strategy=strategy, num_nodes=2, max_steps=1, device="cpu", workers="processes")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
