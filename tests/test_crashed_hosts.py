@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
+from exogym_core.strategy import DiLoCoStrategy
 from netsim.clock import on_grid
 from netsim.errors import DeadlockError
 from netsim.topology import Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from exogym_core.communicator import Communicator, RunResult
@@ -235,3 +238,75 @@ def test_pairs_of_instants(tmp_path: Path) -> None:
         assert calm.virtual_seconds is not None
         assert run.virtual_seconds is not None
         assert run.virtual_seconds >= calm.virtual_seconds - 1e-6
+
+
+# -- training ---------------------------------------------------------------------------------------------------
+
+
+def fit(
+    topology: Topology, folder: Path | None = None, stop_at: int | None = None, workers: Any = "threads"
+) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Twelve steps of DiLoCo on three hosts, half a second each; its rows and model."""
+
+    def watch(row: Mapping[str, Any]) -> None:
+        if row["kind"] == "step" and row["step"] == stop_at:
+            raise KeyboardInterrupt
+
+    generator = torch.Generator().manual_seed(0)
+    data = torch.utils.data.TensorDataset(
+        torch.randn(64, 3, generator=generator), torch.zeros(64, dtype=torch.int64)
+    )
+    torch.manual_seed(0)
+    trainer = Trainer(Judge(), data, data)
+    try:
+        model = trainer.fit(
+            strategy=DiLoCoStrategy(H=4), num_nodes=3, max_steps=12, batch_size=4, val_interval=6, device="cpu",
+            topology=topology, compute=0.5, workers=workers, seed=3, on_event=watch,
+            checkpoint_interval=3 if folder else None, resume_from=folder,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        return [], {}
+    result = trainer.result
+    assert result is not None
+    times = [
+        result.virtual_seconds,
+        result.compute_seconds,
+        result.exposed_seconds,
+        result.compute_utilisation,
+    ]
+    return [*result.history, *times], model.state_dict()
+
+
+class Judge(torch.nn.Module):
+    """A linear layer that gives its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+
+STORM = star(crash("b", 1.3, 2.1), crash("a", 2.2, 0.7), crash("b", 6.0, 3.0), protocol="linux-tcp")
+
+
+def test_crashes_change_the_times_of_training_and_not_what_is_learnt() -> None:
+    calm, model = fit(star())
+    stormy, other = fit(STORM)
+    assert all(torch.equal(model[name], other[name]) for name in model)
+    assert [row["train_loss"] for row in calm[:-4]] == [row["train_loss"] for row in stormy[:-4]]
+    *_, calm_end, calm_computing, _, calm_utilisation = calm
+    *_, stormy_end, stormy_computing, _, stormy_utilisation = stormy
+    assert stormy_end > calm_end + 5
+    assert stormy_computing == calm_computing
+    assert stormy_utilisation < calm_utilisation
+
+
+@pytest.mark.parametrize("stop_at", [4, 8, 11])
+def test_stopped_and_resumed_between_crashes_it_is_the_same_run(tmp_path: Path, stop_at: int) -> None:
+    rows, model = fit(STORM)
+    assert fit(STORM, tmp_path, stop_at) == ([], {})
+    again, other = fit(STORM, tmp_path, workers={"kind": "processes", "processes": 2})
+    assert again == rows
+    assert all(torch.equal(model[name], other[name]) for name in model)
