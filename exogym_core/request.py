@@ -161,7 +161,7 @@ class FitRequest:
             return kind
         choice = list(self.devices) if self.devices is not None else list(range(torch.cuda.device_count()))
         if not choice:
-            raise InputError("fit: there is no CUDA device here; pass device='cpu'")
+            raise InputError("fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'")
         chosen = choice[rank % len(choice)]
         return (
             torch.device("cuda", chosen) if isinstance(chosen, int) else parse_device(chosen, "fit: devices")

@@ -241,6 +241,18 @@ def test_a_token_outside_the_vocabulary_is_named(name):
             lambda: build_task("text", validation_fraction=1),
             "task text: validation_fraction=1 must be between 0",
         ),
+        (
+            lambda: build_model("gpt", build_task("digits")),
+            "model gpt does not take this task's samples; use mlp",
+        ),
+        (
+            lambda: build_model("mlp", hidden=3),
+            "model mlp cannot be made with hidden=3: 'int' object is not iterable",
+        ),
+        (
+            lambda: build_task("text", num_bytes="many"),
+            "task text cannot be made with num_bytes='many': ",
+        ),
         (lambda: build_task("digit"), "unknown task 'digit': did you mean 'digits'?"),
         (lambda: build_task("digits", sead=1), "unknown option of task digits 'sead': did you mean 'seed'?"),
         (

@@ -95,6 +95,19 @@ def _check_options(what: str, maker: Callable[..., Any], options: Mapping[str, A
             raise unknown_name(f"option of {what}", option, parameters)
 
 
+def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """`maker(**options)`; what our own makers cannot take is told with what the user has given."""
+    try:
+        return maker(**options)
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        if maker not in [*TASKS.values(), *MODELS.values()]:
+            raise
+        told = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise InputError(f"{what} cannot be made with {told or 'no options'}: {error}") from error
+
+
 def build_task(name: str, **options: Any) -> Task:
     """The task of this name, or the `Task` that one's own `module:callable` returns.
 
@@ -104,7 +117,7 @@ def build_task(name: str, **options: Any) -> Task:
     """
     maker = _maker("task", name, TASKS)
     _check_options(f"task {name}", maker, options)
-    task = maker(**options)
+    task = _made(f"task {name}", maker, options, options)
     if not isinstance(task, Task):
         raise InputError(f"task '{name}': returned {type(task).__name__}; return an exogym_core.tasks.Task")
     return task
@@ -123,20 +136,23 @@ def build_model(
 
     Raises:
         UnknownNameError: no such model or option.
+        InputError: the model does not fit the task, or cannot be made with these options.
     """
     chosen = name if name is not None else (task.model if task is not None else None)
     if chosen is None:
         raise InputError("build_model: neither a name nor a task is given; pass one of them")
     label = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "model")
     maker = _maker("model", chosen, MODELS) if isinstance(chosen, str) else chosen
+    if task is not None and task.model_options and label in set(MODELS) - {*task.model_options, task.model}:
+        raise InputError(
+            f"model {label} does not take this task's samples; use {' or '.join(task.model_options)}"
+        )
     merged = {**(task.model_options.get(label, {}) if task is not None else {}), **options}
     _check_options(f"model {label}", maker, merged)
-    if seed is None:
-        model = maker(**merged)
-    else:
-        with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
             torch.manual_seed(seed)
-            model = maker(**merged)
+        model = _made(f"model {label}", maker, merged, options)
     if not isinstance(model, nn.Module):
         raise InputError(f"model '{label}': returned {type(model).__name__}; return a torch.nn.Module")
     return model
