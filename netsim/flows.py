@@ -367,6 +367,10 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
             )
         finally:
             progress.stop()
+    num_lost = int(np.isinf(finish).sum())
+    if num_lost:
+        told = f"{num_lost} of {len(finish)} transfers {'is' if num_lost == 1 else 'are'} lost"
+        click.echo(f"{told}, since a host of theirs crashed: finish_s is inf", err=True)
     if out is None:
         table.write(finish, sys.stdout)
     else:

@@ -52,6 +52,14 @@ def test_a_protocol_can_be_named(folder: Path) -> None:
     assert float(out.split(",")[-1]) == pytest.approx(0.01 + 1e6 / (1e6 * 1448 / 1514), rel=0.01)
 
 
+def test_transfers_that_a_crash_ends_are_lost_and_told(folder: Path) -> None:
+    (folder / "net.yaml").write_text(TOPOLOGY + "events: [{at: 0.5 s, host: h10, crash: true, for: 2 s}]\n")
+    code, out, told = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
+    assert code == 0
+    assert out == "start_s,src,dst,bytes,finish_s\n0,h2,h10,1000000,inf\n1,h2,h10,1000000,3.5\n"
+    assert told == "1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
+
+
 def test_transfers_between_the_same_hosts_share_the_way(folder: Path) -> None:
     _, out, _ = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n0,h2,h10,1000000\n")
     assert [line.split(",")[-1] for line in out.splitlines()[1:]] == ["2.01", "2.01"]
