@@ -61,9 +61,9 @@ class FitResult:
         minibatch_size: samples a forward pass, as it was settled.
         compute: the compute time as it was settled, in the form of an experiment; None where it is free.
         dropped_peers: absences of ranks that rounds went on without, see `exogym_core.rounds:Rounds`; None where
-            all are waited for. Rows of `history` are then means and sums over those who took part in the round
-            (bytes: over all), its last step's row tells their `averaged_ranks`, and `virtual_seconds` is when
-            they ended.
+            all are waited for. Rows of `history` are then means over those who took part in the round (bytes: sums
+            over all), `num_peers` is how many did, and `virtual_seconds` is when they ended.
+        averaged_ranks: who took part in such rounds, by the step that ended them.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
             there was none. Training goes on after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
@@ -93,6 +93,7 @@ class FitResult:
     compute: dict[str, Any] | None = None
     first_non_finite_step: int | None = None
     dropped_peers: list[Row] | None = None
+    averaged_ranks: dict[int, list[int]] = field(default_factory=dict)
     checkpoint_folder: Path | None = None
     resumed_step: int = 0
     complete: bool = False
@@ -171,7 +172,10 @@ class Recorder:
         absent = [row for rank, row in self._newest.items() if rank not in {marked.rank for marked in ranks}]
         merged |= self._traffic([*rows, *absent])
         merged["compute_utilisation"] = self._utilisation(ranks)
-        merged |= {name: row[name] for row in rows for name in ("averaged_ranks",) if name in row}
+        if "round" in rows[0]:
+            merged["num_peers"] = len(ranks)
+        if "averaged_ranks" in rows[0]:
+            result.averaged_ranks[step] = list(rows[0]["averaged_ranks"])
         result.history.append(merged)
         result.virtual_seconds = merged["virtual_seconds"]
         result.compute_utilisation = merged["compute_utilisation"]

@@ -29,6 +29,9 @@ _NUMBERS = (
 )
 
 
+_ABSENCE = {"rank", "step", "virtual_seconds", "back_step", "back_virtual_seconds"}
+
+
 @dataclass(frozen=True)
 class StrategyResult:
     """One strategy's line of the summary and its metrics; None is 'not known' or 'never'.
@@ -37,6 +40,7 @@ class StrategyResult:
         name: its label.
         strategy: the strategy's own name.
         incomplete: it was stopped before its last step.
+        dropped_peers: absences of ranks that it went on without.
         train: rows of training metrics.
         validation: rows of validation metrics.
         The others are the summary's, with the meanings of DESIGN's 'Columns'.
@@ -53,6 +57,7 @@ class StrategyResult:
     wan_bytes: float | None = None
     steps: int | None = None
     incomplete: bool = False
+    dropped_peers: Sequence[Mapping[str, Any]] = ()
     train: Sequence[Mapping[str, float]] = field(default=(), repr=False)
     validation: Sequence[Mapping[str, float]] = field(default=(), repr=False)
 
@@ -128,6 +133,7 @@ def _strategy_result(folder: RunFolder, entry: Mapping[str, Any]) -> StrategyRes
         strategy=str(entry.get("strategy", entry["name"])),
         steps=entry["steps"] if isinstance(entry.get("steps"), int) else None,
         incomplete=bool(entry.get("incomplete", False)),
+        dropped_peers=_absences(entry.get("dropped_peers"), where),
         train=folder.read_metrics(entry["name"]),
         validation=folder.read_metrics(entry["name"], "validation"),
         **{key: _number(entry.get(key), f"{where}: {key}") for key in _NUMBERS},
@@ -140,3 +146,17 @@ def _number(value: Any, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{where}: expected a number or null, got {value!r}")
     return float(value)
+
+
+def _absences(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
+    rows = value if value is not None else []
+    if not isinstance(rows, list) or any(
+        not isinstance(row, dict) or not _ABSENCE.issubset(row) for row in rows
+    ):
+        raise InputError(
+            f"{where}: dropped_peers: expected a list of objects with {', '.join(sorted(_ABSENCE))}"
+        )
+    for row in rows:
+        for key in _ABSENCE:
+            _number(row[key], f"{where}: dropped_peers: {key}")
+    return rows

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.report.table import ratio
 from netsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.report.results import Results, StrategyResult
 
 __all__ = ["Verdict", "verdict"]
 
+_MOST_ABSENCES = 3  # told one by one
 _CLOSE = 1.05  # a lead of less than this is called close
 
 
@@ -30,10 +31,11 @@ class Verdict:
 def verdict(results: Results) -> Verdict:
     """The winner: who reaches the target loss first in virtual time, else who ends with the lowest loss.
 
-    Only strategies that ran to their end compete. Those that never sent anything are told apart.
+    Only strategies that ran to their end compete. Those that never sent anything are told apart, and so are
+    ranks that a strategy went on without.
     """
     decision = _judged(results)
-    return Verdict(decision.text + _silent(results), decision.winner)
+    return Verdict(decision.text + _silent(results) + _absent(results), decision.winner)
 
 
 def _judged(results: Results) -> Verdict:
@@ -141,3 +143,24 @@ def _silent(results: Results) -> str:
 
 def _loss(result: StrategyResult) -> float:
     return float("inf") if result.final_loss is None else result.final_loss
+
+
+def _absent(results: Results) -> str:
+    """Which ranks strategies went on without, and when."""
+    text = ""
+    for result in results.strategies:
+        told = [_absence(each) for each in result.dropped_peers[:_MOST_ABSENCES]]
+        more = len(result.dropped_peers) - len(told)
+        if told:
+            told += [f"and {more} more times somebody was (see dropped_peers)"] if more else []
+            text += f" {visible(result.name, 40)} went on without {', '.join(told)}."
+    return text
+
+
+def _absence(row: Mapping[str, Any]) -> str:
+    def at(step: str, seconds: str) -> str:
+        when = row.get(seconds)
+        return f"step {row[step]}" + (f" ({format_seconds(when)})" if when is not None else "")
+
+    until = "to the end" if row["back_step"] is None else f"to {at('back_step', 'back_virtual_seconds')}"
+    return f"rank {row['rank']} from {at('step', 'virtual_seconds')} {until}"

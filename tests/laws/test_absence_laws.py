@@ -174,13 +174,13 @@ def test_where_everybody_is_gone_the_run_ends_with_the_cause() -> None:
                 fit(hosts)
         else:  # each is alone: the first goes on
             result = fit(hosts)
-            assert result.history[-1]["averaged_ranks"] == [0]
+            assert result.averaged_ranks[STEPS] == [0]
 
 
 def test_where_everybody_is_away_for_a_while_they_go_on_when_the_first_is_back() -> None:
     lasts = {"a": 20.0, "b": 10.0, "home": 30.0}
     result = fit([event(host, 4.0, seconds, crash=True) for host, seconds in lasts.items()])
-    rounds = [row["averaged_ranks"] for row in result.history if "averaged_ranks" in row]
+    rounds = list(result.averaged_ranks.values())
     assert [1] in rounds
     assert rounds[-1] == [0, 1]  # home comes back when they have ended
 
@@ -210,7 +210,7 @@ def test_every_run_ends_and_tells_who_was_there(events: list[dict[str, Any]], pr
     assert [row["step"] for row in result.history] == list(range(1, STEPS + 1))
     seconds = [row["virtual_seconds"] for row in result.history]
     assert seconds == sorted(seconds)
-    rounds = {row["step"]: row["averaged_ranks"] for row in result.history if "averaged_ranks" in row}
+    rounds = result.averaged_ranks
     assert list(rounds) == list(range(H, STEPS + 1, H))
     assert result.dropped_peers is not None
     for step, ranks in rounds.items():
