@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exogym_core.coding import Coding
 from exogym_core.devices import DEFAULT_DEVICE, find_device
+from exogym_core.trial import as_loss
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_seconds, parse_fraction, parse_seconds
 
@@ -275,7 +276,7 @@ def count_flops(model: nn.Module, batch: Any) -> int:
     }
     replica = copy.deepcopy(model)
     with _kept_rng(model), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        replica(batch).backward()
+        as_loss(replica(batch), "fit: a first batch").backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())
 
 

@@ -13,7 +13,7 @@ from exogym_core.batches import move_batch
 from exogym_core.checkpoint import RankCheckpoints
 from exogym_core.evaluation import Evaluation, FlatState, autocast_to, correlation_of
 from exogym_core.rank_state import random_streams, restore_random_streams
-from netsim.errors import InputError
+from exogym_core.trial import as_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -247,16 +247,8 @@ class TrainNode:
         if self.device.type != "cpu":
             batch = move_batch(batch, self.device)
         with autocast_to(self.settings.autocast, self.device):
-            loss = self.model(batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            what = (
-                f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
-            raise InputError(
-                f"rank {self.comm.rank}, step {self.local_step + 1}: the model returned {what}; "
-                "it must return the batch's mean loss, a scalar tensor"
-            )
-        return loss
+            output = self.model(batch)
+        return as_loss(output, f"rank {self.comm.rank}, step {self.local_step + 1}")
 
     def _backward(self, loss: Tensor, seconds: float, last: bool) -> None:
         """Backward on the clock: spread over parameters where the strategy sends gradients meanwhile."""

@@ -23,6 +23,7 @@ from exogym_core.data import EpochOrder, OwnData, SharedData, Source, StreamedDa
 from exogym_core.evaluation import Evaluation, kept_rng
 from exogym_core.minibatch import fitting_size
 from exogym_core.node import LoopSettings, NodeOutcome, TrainNode
+from exogym_core.trial import first_batch, refuse_wrong_parts
 from exogym_core.workers.rng import seed_device
 from exogym_core.workers.torchrun import torchrun_rank
 from netsim.errors import InputError
@@ -54,6 +55,9 @@ class Program:
     order: EpochOrder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.train_dataset is None:
+            raise InputError("fit: train_dataset is missing; pass a torch Dataset")
+        refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
         if self.is_shared and not isinstance(self.train_dataset, IterableDataset):
             self.order = EpochOrder(_length(self.train_dataset), self.request.shuffle, self.request.seed)
 
@@ -89,7 +93,7 @@ class Program:
         if request.transport == "gloo" or not (by_flops or measured or request.workers.kind == "auto"):
             return
         device = request.device_of(0)
-        with kept_rng(device):
+        with kept_rng(device), first_batch():
             batch = move_batch(self._sample_batch(request.minibatch_size), device)
             model = copy.deepcopy(self.model).to(device)
             repeats = request.batch_size // request.minibatch_size
@@ -114,7 +118,7 @@ class Program:
         num_ranks = max(ranks.values())
         if request.transport == "gloo" and torchrun_rank() is not None:
             num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
-        with kept_rng(device):
+        with kept_rng(device), first_batch():
             return fitting_size(
                 copy.deepcopy(self.model).to(device),
                 lambda size: move_batch(self._sample_batch(size), device),

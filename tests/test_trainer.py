@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from exogym_core import FitResult, LocalTrainer, Trainer
 from exogym_core.communicator import run_ranks
@@ -503,6 +503,45 @@ def test_a_model_must_return_a_scalar(output, what):
         fit(Wrong(6, [5], 3))
 
 
+def trainer_of(model=None, train=None, validation=None):
+    return Trainer(model or tiny_model(), train or tiny_data(), validation, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trainer_of(MLP), "fit: model is the class MLP; pass one: MLP()"),
+        (lambda: trainer_of("mlp"), "fit: model is a str; pass a torch.nn.Module"),
+        (lambda: trainer_of(tiny_model().requires_grad_(False)), "fit: the model has no parameter to train"),
+        (lambda: trainer_of(train=DataLoader(tiny_data())), "fit: train_dataset is a DataLoader; pass its"),
+        (lambda: trainer_of(None, None, DataLoader(tiny_data())), "fit: val_dataset is a DataLoader; pass"),
+        (lambda: trainer_of(train=3), "fit: train_dataset is a int; pass a torch Dataset"),
+        (lambda: Trainer(tiny_model(), None, device="cpu"), "fit: train_dataset is missing; pass a torch"),
+        (
+            lambda: trainer_of(torch.nn.Linear(6, 3)),
+            "fit: a first batch fails: TypeError: linear(): argument 'input' (position 1) must be Tensor",
+        ),
+        (lambda: trainer_of(train=[1, 2, 3, 4]), "fit: a first batch fails: "),
+    ],
+)
+def test_wrong_parts_are_told_before_ranks_start(make, message):
+    trainer = make()
+    with pytest.raises(InputError) as caught:
+        trainer.fit(strategy=sgd(), num_nodes=2, max_steps=1, batch_size=2)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_loss_must_have_a_gradient():
+    class Detached(MLP):
+        def forward(self, batch):
+            return super().forward(batch).detach()
+
+    with pytest.raises(
+        InputError, match="step 1: the model returned a loss without a gradient; do not detach"
+    ):
+        fit(Detached(6, [5], 3))
+
+
 def test_compute_without_a_topology_is_warned_of():
     with pytest.warns(UserWarning, match="compute has no effect without a topology"):
         assert fit(compute="1 s").fit_result.compute is None
@@ -579,7 +618,7 @@ def test_forked_ranks_inherit_what_optimizers_import() -> None:
     """Importing torch's compiler takes a second and more, so no child may do it by itself."""
     script = """
 import sys, torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from exogym_core import Trainer
 from exogym_core.strategy import AllReduceStrategy
 
