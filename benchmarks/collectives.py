@@ -2,23 +2,33 @@
 
     python benchmarks/collectives.py [--large]
 
-Ring all-reduces of 100 MB over a star, over four regions and placed round-robin over four regions, then a
-small collective repeated. SimGrid's figures (3.32, plain max-min, whole process on a quiet machine of 2
-cores) are those of the golden data; where its Python module is installed it is not run, since its C++ API is
-several times faster. `--large` adds 4,096 and 10,000 ranks. Times do not contain loading the topology; the
-first play of the compiled loop, which compiles it once per machine, is told apart.
+Ring all-reduces of 100 MB over a star, over four regions and placed round-robin over four regions, a small
+collective repeated, and the collectives of training over a WAN, whose steps overlap. SimGrid's figures
+(3.32, plain max-min, whole process on a quiet machine of 2 cores) are those of the golden data; where its
+Python module is installed it is not run, since its C++ API is several times faster. `--large` adds 4,096
+and 10,000 ranks. Times do not contain loading the topology; the first play of the compiled loop, which
+compiles it once per machine, is told apart.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import resource
 import sys
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 from netsim.clock import Clock
-from netsim.collectives import play, schedule
+from netsim.collectives import default_algorithm, play, schedule
+from netsim.kernel import Kernel
 from netsim.network import Network
+from netsim.protocol import Protocol
+from netsim.requests import Advance, Call, Exit, Key, Post, Request, Wait
 from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
 
 WAN = {
     "ab": (200, 40),
@@ -45,7 +55,7 @@ SIMGRID = [
 def star(num: int) -> Topology:
     """Hosts around a switch: 1 Gbit/s, 10 ms on either side."""
     links = [{"between": [f"h{i}", "sw"], "bandwidth": "1 Gbit/s", "latency": "10 ms"} for i in range(num)]
-    hosts = {f"h{i}": {} for i in range(num)}
+    hosts: dict[str, dict[str, str]] = {f"h{i}": {} for i in range(num)}
     plain = {
         "name": "star",
         "source": "SimGrid comparison",
@@ -86,25 +96,126 @@ def time_ring(topology: Topology, hosts: list[int], num_bytes: int = 100_000_000
     return max(ends), time.perf_counter() - started
 
 
-def time_repeated(protocol: str, algorithm: str, repetitions: int = 50) -> tuple[float, float, float]:
-    """Host seconds of an all-reduce of 1 MB among 8 ranks: the first, the second, and the quickest of the rest."""
+def time_repeated(
+    topology: Topology, protocol: str, pause_seconds: float, repetitions: int = 50
+) -> list[float]:
+    """Host seconds of an all-reduce of 1 MB among 8 ranks: each of the first five, and the quickest of the rest."""
     clock = Clock()
-    network = Network(clock, star(8), protocol)
+    network = Network(clock, topology, protocol)
+    algorithm = default_algorithm("all_reduce", gloo=network.protocol.rendezvous)
     made = schedule("all_reduce", 8, num_bytes=1_000_000, algorithm=algorithm)
     took = []
-    for repetition in range(repetitions):
-        clock.run(until=16.0 * (repetition + 1))
+    for _ in range(repetitions):
+        if pause_seconds:
+            clock.run(until=clock.now + pause_seconds)
         started = time.perf_counter()
         one = play(network, made, range(8), group="all", on_done=lambda member: None)
         for member in range(8):
             one.arrive(member)
         clock.run()
         took.append(time.perf_counter() - started)
-    return took[0], took[1], min(took[2:])
+    return [*took[:5], min(took[5:])]
+
+
+# Kind of training: bytes of each of its all-reduces, in steps of 50 ms; every how many steps they happen.
+TRAINING = {
+    "AllReduce": ([200_000], 1),
+    "AllReduce, 4 buckets": ([1_000_000] * 4, 1),
+    "DiLoCo, H = 20": ([200_000], 20),
+}
+DISTURBED = {"": (0.0, 0.0), "10 % jitter": (0.1, 0.0), "1 % stragglers": (0.0, 0.01)}
+STEP_SECONDS = 0.05
+
+
+def requests(kind: str, disturbance: str, rank: int, steps: int) -> list[Request]:
+    """What a rank of 8 asks of the kernel: buckets leave during the backward pass, which is half of a step."""
+    sizes, every = TRAINING[kind]
+    jitter, stragglers = DISTURBED[disturbance]
+    draw = random.Random(rank)
+    made: list[Request] = []
+    for step in range(steps):
+        seconds = STEP_SECONDS * math.exp(draw.gauss(0.0, jitter) - jitter**2 / 2)
+        seconds *= 5 if draw.random() < stragglers else 1
+        made.append(Advance(seconds / 2))
+        if step % every:
+            made.append(Advance(seconds / 2))
+            continue
+        keys = [Key("all", step * len(sizes) + bucket) for bucket in range(len(sizes))]
+        for key, num_bytes in zip(keys, sizes, strict=True):
+            made.append(Advance(seconds / 2 / len(sizes)))
+            made.append(Post(key, rank, Call("all_reduce", tuple(range(8)), num_bytes, element_bytes=4)))
+        made += map(Wait, keys)
+    return [*made, Exit()]
+
+
+def time_training(kind: str, disturbance: str, protocol: str, steps: int = 60) -> float:
+    """Host seconds of each collective, the ranks' other requests included."""
+    clock, topology = Clock(), Topology.load("wan-4-regions")
+    network = Network(clock, topology, protocol)
+    hosts = topology.place(8)
+
+    def start(
+        call: Call, group: Hashable, on_done: Callable[[int], None]
+    ) -> tuple[Callable[[int, Call], None], Callable[[], None]]:
+        algorithm = default_algorithm(call.op, gloo=network.protocol.rendezvous)
+        made = schedule(call.op, 8, num_bytes=call.num_bytes, algorithm=algorithm, element_bytes=4)
+        one = play(network, made, hosts, group=group, on_done=on_done)
+        return lambda member, _: one.arrive(member), one.cancel
+
+    def refill(rank: int) -> NoReturn:
+        raise AssertionError(rank)
+
+    kernel = Kernel(
+        8,
+        refill,
+        answer=lambda rank, value: None,
+        play=start,
+        clock=clock,
+        collectives_in_flight=Protocol.parse(protocol).collectives_in_flight,
+        on_row=lambda row: None,
+    )
+    for rank, stream in enumerate(kernel.streams):
+        stream.extend(requests(kind, disturbance, rank, steps))
+    started = time.perf_counter()
+    kernel.run()
+    sizes, every = TRAINING[kind]
+    return (time.perf_counter() - started) / (len(sizes) * len(range(0, steps, every)))
+
+
+PROTOCOLS = ("ideal", "linux-tcp", "gloo")
+
+
+def print_small() -> None:
+    """Two tables: a collective repeated, and those of training."""
+    print(
+        f"\n{'8 ranks, 1 MB, microseconds':32}"
+        + "".join(f"{f'no. {i}':>8}" for i in range(1, 6))
+        + "   later"
+    )
+    for name, topology in (("star", star(8)), ("wan", Topology.load("wan-4-regions"))):
+        for pause in (0.0, 16.0):
+            for protocol in PROTOCOLS:
+                took = time_repeated(topology, protocol, pause)
+                title = f"{name}, {protocol}" + (f", {pause:g} s apart" if pause else "")
+                print(f"{title:32}" + "".join(f"{1e6 * each:8.0f}" for each in took))
+    print(
+        f"\n{'8 ranks on a WAN, ms a collective':40}" + "".join(f"{protocol:>10}" for protocol in PROTOCOLS)
+    )
+    for kind in TRAINING:
+        for disturbance in DISTURBED:
+            took = [time_training(kind, disturbance, protocol) for protocol in PROTOCOLS]
+            title = f"{kind}, {disturbance}" if disturbance else kind
+            print(f"{title:40}" + "".join(f"{1e3 * each:10.2f}" for each in took))
 
 
 def main(large: bool) -> None:
     """Print a line for each case."""
+    print_rings(large)
+    print_small()
+
+
+def print_rings(large: bool) -> None:
+    """Rings of many ranks beside SimGrid's."""
     print(
         f"{'ring all-reduce of 100 MB':26} {'virtual s':>14} {'SimGrid':>14} {'host s':>8} {'SimGrid':>8} {'ratio':>7}"
     )
@@ -128,9 +239,6 @@ def main(large: bool) -> None:
             print(
                 f"{make.__name__ + ', ' + str(num):26} {virtual:14.6f} {'':14} {took:8.3f}   peak memory {peak:.2f} GB"
             )
-    for protocol, algorithm in (("ideal", "ring"), ("linux-tcp", "ring"), ("gloo", "gloo")):
-        first, second, later = (1e6 * each for each in time_repeated(protocol, algorithm))
-        print(f"8 ranks, {protocol:10} first {first:8.0f} us, second {second:8.0f} us, later {later:6.0f} us")
 
 
 if __name__ == "__main__":

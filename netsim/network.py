@@ -30,7 +30,7 @@ from netsim.tcp import Window, share_weight
 from netsim.transfers import Transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from netsim.fairness import FloatArray, IntArray
     from netsim.tcp import Grant
@@ -54,8 +54,7 @@ class Network:
         protocol: how transfers use links, as `Protocol.parse` takes it; None: what the topology's file says.
 
     Attributes:
-        before_change: called before anything starts, ends by force or changes; who sets it has the network
-            to itself.
+        before_change: called before anything starts, ends by force or changes, with the links concerned (None: any).
         version: grows whenever a capacity, a latency or a loss changes.
         dropped_bytes: payload of transfers that were ended by force, as far as it had not come through.
         stage: what collectives keep with this network.
@@ -84,7 +83,7 @@ class Network:
         self._turn: simpy.Event | None = None
         self._turn_at = math.inf
         self._observers: list[Observer] = []
-        self.before_change: Callable[[], None] | None = None
+        self.before_change: Callable[[Iterable[int] | None], None] | None = None
         self.version = 0
         self.dropped_bytes = 0.0
         self.stage: Any = None
@@ -135,9 +134,9 @@ class Network:
             raise InputError(
                 f"send from host {src} to host {dst}: bytes must be finite and not negative, got {num_bytes}"
             )
-        self._change_is_due()
-        now = self.env.now
         path = self._paths.between(src, dst)
+        self._change_is_due(path.links + path.back)
+        now = self.env.now
         if number is None:
             (number,) = self.reserve(1)
         channel = self._channel(path, connection, number, most_bytes_per_second)
@@ -176,7 +175,7 @@ class Network:
 
         Returns the bytes that had come through. Raises InputError where there is no such transfer in flight.
         """
-        self._change_is_due()
+        self._change_is_due(None)
         slot = self._slots.get(transfer)
         if slot is None:
             raise InputError(f"abort: no transfer {transfer} is in flight")
@@ -392,13 +391,13 @@ class Network:
             raise InputError(
                 f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
             )
-        self._change_is_due()
+        self._change_is_due((link,))
         self._capacity.set(link, bits_per_second)
         self._touch(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
         """Let a link (index) carry nothing from now on, or what it did before."""
-        self._change_is_due()
+        self._change_is_due((link,))
         self._capacity.set_up(link, up)
         self._touch(link)
 
@@ -406,14 +405,14 @@ class Network:
         """Give a link (index) another latency: for what is sent from now on, and for the pace of windows."""
         if not 0 <= seconds < math.inf:
             raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
-        self._change_is_due()
+        self._change_is_due((link,))
         follow_paths(self, self._paths.set_latency(link, seconds))
 
     def set_loss(self, link: int, share: float) -> None:
         """Have a link (index) lose another share of its packets from now on."""
         if not 0 <= share < 1:
             raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
-        self._change_is_due()
+        self._change_is_due((link,))
         follow_paths(self, self._paths.set_loss(link, share))
 
     def _touch(self, link: int) -> None:
@@ -427,10 +426,10 @@ class Network:
             for slot in sorted(self._transfers.held):
                 go_on_unless_cut(self, slot)
 
-    def _change_is_due(self) -> None:
-        """Something is about to start or change: who counts on a quiet network hears of it first."""
+    def _change_is_due(self, links: Iterable[int] | None) -> None:
+        """Something is about to start or change: who counts on quiet links hears of it first."""
         if self.before_change is not None:
-            self.before_change()
+            self.before_change(links)
 
     # -- looking ---------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ def drop_transfers(network: Network, host: int) -> None:
 
     Those whose sender does not want to hear of it are sent once more, in the same order.
     """
-    network._change_is_due()
+    network._change_is_due(None)
     victims = [
         (number, channel)
         for number, slot in network._slots.items()
@@ -115,7 +115,7 @@ def end_transfer(network: Network, number: int) -> None:
 
 def end_connections(network: Network, connection: Hashable) -> None:
     """End all transfers in flight of connections that their sender calls so; nobody hears of it."""
-    network._change_is_due()
+    network._change_is_due(None)
     for number, slot in list(network._slots.items()):
         if _connection(network, network._of_slot[slot]) == connection:
             network.abort(number)

@@ -199,6 +199,17 @@ class Window:
             values[name] += seconds
         return moved
 
+    def is_as_new(self, instant: float) -> bool:
+        """Whether messages from `instant` on meet what they would on a new connection, the socket's buffer aside."""
+        if self._last_used == math.inf:
+            return True
+        idle = instant - self._last_used
+        has_lost = not (self._until_loss == self._loss_bytes and math.isnan(self._lost_at))
+        has_lost = has_lost or self._threshold < math.inf
+        if idle <= self._timeout or has_lost:
+            return False
+        return self._initial <= self._window <= self._initial * 2.0 ** int(min(idle / self._timeout, 64))
+
     def state(self, instant: float) -> tuple[float | None, ...]:
         """What sets it apart from others of its path; times count from `instant`, to a nanosecond."""
         values = vars(self).copy()

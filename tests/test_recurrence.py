@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from netsim.clock import Clock
 from netsim.collectives import ALGORITHMS, Schedule, play, schedule
 from netsim.collectives.compiled import compiled_seconds
+from netsim.collectives.ensemble import execute
 from netsim.collectives.recurrence import contention_free_seconds
-from netsim.collectives.rehearsal import execute
 from netsim.fork import wires_of
 from netsim.network import Network
 from netsim.topology import Topology
@@ -291,7 +291,7 @@ def test_the_same_again_comes_from_memory_and_is_exactly_the_same(protocol: str)
         seconds.append([end - start for end in done])
     np.testing.assert_allclose(seconds[-1], seconds[-2], rtol=0, atol=1e-12)
     assert network.num_in_flight == 0
-    assert len(network.stage.rehearsals.outcomes) <= 3  # new, then warm, then always the same
+    assert len(network.stage.rehearsals.scenes) <= 3  # new, then warm, then always the same
     wanted = 8 * made.sent_bytes.sum() * 2  # each message crosses two links
     assert network.link_bytes.sum() == pytest.approx(wanted, rel=1e-12)
 

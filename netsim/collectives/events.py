@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Self
 
 from simpy.events import NORMAL, EventPriority
 
@@ -12,14 +14,14 @@ from netsim.clock import Clock
 from netsim.outage import end_connections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import simpy
 
     from netsim.collectives.schedules import Schedule
     from netsim.network import Network
 
-__all__ = ["Execution", "Posts", "call_at"]
+__all__ = ["Execution", "Posts", "call_at", "described", "rebound", "rounded"]
 
 
 def call_at(env: simpy.Environment, instant: float, call: Callable[[], None], priority: int = NORMAL) -> None:
@@ -29,6 +31,29 @@ def call_at(env: simpy.Environment, instant: float, call: Callable[[], None], pr
     else:
         event = env.timeout(max(instant - env.now, 0.0))
     event.callbacks.append(lambda event: call())
+
+
+def rebound(call: Callable[[], None], owners: Mapping[Execution, Execution]) -> Callable[[], None]:
+    """What an execution is to be called with, for the one that takes its place."""
+    execution, function, arguments = _taken_apart(call)
+    return partial(MethodType(function, owners[execution]), *arguments)
+
+
+def described(call: Callable[[], None]) -> tuple[Execution, str, tuple[Any, ...]]:
+    """Whom an execution's call is for, and what it tells."""
+    execution, function, arguments = _taken_apart(call)
+    return execution, function.__qualname__, arguments
+
+
+def _taken_apart(call: Callable[[], None]) -> tuple[Execution, FunctionType, tuple[Any, ...]]:
+    assert isinstance(call, partial)
+    method: Any = call.func  # of an execution
+    return method.__self__, method.__func__, call.args
+
+
+def rounded(seconds: float) -> float:
+    """A time to a nanosecond, for comparing: those of people and grids fall on halves of one, so not on these."""
+    return round(seconds + 1.7e-10, 9)
 
 
 class Posts:
@@ -69,6 +94,17 @@ class _Member:
         self.open: dict[int, int] = {}  # posted step -> sends and receives of it that are not done
         self.early: dict[int, int] = {}  # step not posted yet -> messages of it that are there already
 
+    def copied(self) -> _Member:
+        """One that goes on by itself from here."""
+        other = copy(self)
+        other.open, other.early = self.open.copy(), self.early.copy()
+        return other
+
+    def state(self) -> Hashable:
+        """All there is to know."""
+        waiting = tuple(sorted(self.open.items())), tuple(sorted(self.early.items()))
+        return self.arrived, self.next_step, self.oldest, waiting
+
 
 class Execution:
     """One collective under way. Members arrive when they like; `on_done(member)` tells when each is through.
@@ -78,7 +114,11 @@ class Execution:
 
     Attributes:
         network: on which messages are sent at present.
+        schedule, hosts, group: what is played, where, and over whose connections.
+        on_done: called with each member as it is through.
         numbers: ids for its messages; None where they are numbered with all others.
+        num_sent: messages sent so far.
+        num_left: members that are not through.
     """
 
     def __init__(
@@ -90,11 +130,13 @@ class Execution:
         on_done: Callable[[int], None],
     ) -> None:
         self.network = network
-        self.numbers: Iterator[int] | None = None
-        self._schedule = schedule
-        self._hosts = hosts
-        self._group = group
-        self._on_done = on_done
+        self.schedule = schedule
+        self.hosts = hosts
+        self.group = group
+        self.on_done = on_done
+        self.numbers: range | None = None
+        self.num_sent = 0
+        self.num_left = schedule.num_ranks
         self._members = [_Member() for _ in range(schedule.num_ranks)]
         self._unmatched: tuple[int, int] | None = None
         self._posts: dict[int, Posts] = {}
@@ -108,14 +150,22 @@ class Execution:
         if self._unmatched is not None and member == 1:
             self._part_done(*self._unmatched)
 
-    def move(self, network: Network) -> None:
-        """Go on on another network, which has taken over all transfers, and whose clock shows the same time."""
-        self.network = network
-
     def cancel(self) -> None:
         """End it where it is: nothing more is sent, and nobody is told."""
         self._is_over = True
-        end_connections(self.network, self._group)
+        end_connections(self.network, self.group)
+
+    def copied(self, network: Network, shift_seconds: float) -> Self:
+        """The same on another network, whose clock shows so much more, for what is in flight there as here."""
+        other = copy(self)
+        other.network = network
+        other._members = [member.copied() for member in self._members]
+        other._posts = {step: copy(posts) for step, posts in self._posts.items()}
+        return other
+
+    def state(self, now: float) -> Hashable:
+        """What sets it apart from others of its schedule, messages in flight aside; times count from `now`."""
+        return self._unmatched, tuple(member.state() for member in self._members)
 
     def _go_on(self, member: int) -> None:
         """Post whatever may be posted."""
@@ -131,12 +181,13 @@ class Execution:
             self._settle(state, step)
         if state.oldest == last:
             state.oldest += 1  # told once
-            self._on_done(member)
+            self.num_left -= 1
+            self.on_done(member)
 
     def _posts_of(self, step: int) -> Posts:
         posts = self._posts.get(step)
         if posts is None:
-            posts = self._posts[step] = Posts(self._schedule, step)
+            posts = self._posts[step] = Posts(self.schedule, step)
         posts.num_awaited -= 1
         if not posts.num_awaited:
             del self._posts[step]
@@ -164,14 +215,15 @@ class Execution:
     ) -> None:
         if self._is_over:
             return
-        hosts = self._hosts
-        number = None if self.numbers is None else next(self.numbers)
+        hosts = self.hosts
+        number = None if self.numbers is None else self.numbers[self.num_sent]
+        self.num_sent += 1
         self.network.send(
             hosts[src],
             hosts[dst],
             num_bytes,
             on_delivered,
-            connection=self._group,
+            connection=self.group,
             on_sent=on_sent,
             number=number,
         )
@@ -181,7 +233,7 @@ class Execution:
     def _delivered(self, step: int, src: int, dst: int) -> None:
         """A message is there: both ends have one thing less to wait for."""
         self._received(step, dst)
-        if self._schedule.op == "sendrecv" and not self._members[dst].arrived:
+        if self.schedule.op == "sendrecv" and not self._members[dst].arrived:
             self._unmatched = (step, src)  # a send completes with its receive, and that is not posted yet
         else:
             self._part_done(step, src)

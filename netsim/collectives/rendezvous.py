@@ -8,9 +8,9 @@ has taken its bytes.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from netsim.collectives.events import Execution
+from netsim.collectives.events import Execution, call_at, described, rebound, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -28,10 +28,6 @@ POST_SECONDS = 1e-4
 # a late rank's notes queue behind the data that the early ones already asked it for.
 WAKE_SECONDS = 1e-4
 WAKES_APART = 8
-
-
-def _ignored() -> None:
-    """A note that nobody waits for."""
 
 
 class RendezvousExecution(Execution):
@@ -53,27 +49,37 @@ class RendezvousExecution(Execution):
     def arrive(self, member: int) -> None:
         """This member enters now; its worker thread wakes a little later (messages have none)."""
         seconds = member % WAKES_APART * WAKE_SECONDS
-        if seconds and self._schedule.op != "sendrecv":
+        if seconds and self.schedule.op != "sendrecv":
             self._later(seconds, partial(super().arrive, member))
         else:
             super().arrive(member)
 
-    def move(self, network: Network) -> None:
-        """Go on on another network, whose clock shows the same time."""
-        super().move(network)
+    def copied(self, network: Network, shift_seconds: float) -> Self:
+        """The same on another network, whose clock shows so much more, for what is in flight there as here."""
+        other = super().copied(network, shift_seconds)
+        other._half = self._half.copy()
+        other._planned = {}
         for call, instant in self._planned.items():
-            self._plan(call, instant - network.env.now)
+            other._plan(instant + shift_seconds, rebound(call, {self: other}))
+        return other
+
+    def state(self, now: float) -> Hashable:
+        """What sets it apart from others of its schedule, messages in flight aside; times count from `now`."""
+        planned = tuple(
+            (*described(call)[1:], rounded(instant - now)) for call, instant in self._planned.items()
+        )
+        return super().state(now), planned, frozenset(self._half.items())
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        self._planned[call] = self.network.env.now + seconds
-        self._plan(call, seconds)
+        self._plan(self.network.env.now + seconds, call)
 
-    def _plan(self, call: Callable[[], None], seconds: float) -> None:
-        def happen(event: object) -> None:
+    def _plan(self, instant: float, call: Callable[[], None]) -> None:
+        def happen() -> None:
             del self._planned[call]
             call()
 
-        self.network.env.timeout(max(seconds, 0.0)).callbacks.append(happen)
+        self._planned[call] = instant
+        call_at(self.network.env, instant, happen)
 
     def _post(self, member: int, step: int, posts: Posts) -> None:
         """Write the notes of this step, pair by pair, as gloo posts them."""
@@ -103,12 +109,15 @@ class RendezvousExecution(Execution):
             self._send(member, receive, 0, partial(self._noted, step, receive, member))
         if send is not None:
             dst, num_bytes = send
-            self._send(member, dst, 0, _ignored)
+            self._send(member, dst, 0, partial(self._nobody_waits))
             if (step, member, dst) not in self._half:
                 self._half[step, member, dst] = num_bytes
             else:
                 del self._half[step, member, dst]
                 self._send_data(step, member, dst, num_bytes)
+
+    def _nobody_waits(self) -> None:
+        """The note that a send is ready is there."""
 
     def _noted(self, step: int, src: int, dst: int) -> None:
         """The note that `dst` is ready has reached `src`."""

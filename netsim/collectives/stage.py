@@ -1,9 +1,9 @@
 """Collectives that are under way without being on their network.
 
-Several may be at once where they cannot meet: their regular messages fit into all links at the same time,
-and nobody takes part in one before it is through the other. Anything else that starts or changes on the
-network brings them all on: they are played on a copy from their start up to that instant, and the network
-takes over from the copy.
+Those that can meet each other on a link are followed together (`strand.py`), others by themselves: where no
+link is common to both, or where their regular messages fit into all links at the same time and nobody takes
+part in one before it is through the other. Whatever else starts or changes on a link that they can use brings
+them on the network, as far as they have come.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.clock import Clock
 from netsim.collectives.recurrence import Lines
 from netsim.collectives.rehearsal import Rehearsals, is_plain
-from netsim.fork import fork, take_over, unseen, wires_of
-from netsim.outage import may_give_up
+from netsim.collectives.strand import Strand
+from netsim.fork import conditions_of, links_in_use, wires_of
+from netsim.outage import dead_links, may_give_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
     from netsim.collectives.play import Play
     from netsim.network import Network
 
 __all__ = ["Stage"]
+
+# An irregular collective of more members has too many pairs to look for the links of each.
+_MOST_MEMBERS = 128
 
 
 class Stage:
@@ -37,8 +40,11 @@ class Stage:
     def __init__(self, network: Network) -> None:
         self.rehearsals = Rehearsals(network)
         self._network = network
-        self._plays: list[Play] = []
-        self._known: dict[Hashable, bool] = {}
+        self._strands: list[Strand] = []
+        self._known_fits: dict[Hashable, bool] = {}
+        self._known_links: dict[Hashable, frozenset[int]] = {}
+        self._known_conditions: dict[Hashable, Hashable] = {}
+        self._version = -1
 
     @classmethod
     def of(cls, network: Network) -> Stage:
@@ -48,56 +54,92 @@ class Stage:
         stage: Stage = network.stage
         return stage
 
-    def admit(self, play: Play) -> bool:
-        """Take in a collective that is about to begin, if it can be kept off the network."""
-        if self._network.num_in_flight or may_give_up(self._network):
-            return False
-        if self._plays and not self._fit([*self._plays, play]):
-            self.step_in()
-            return False
-        self._plays.append(play)
-        self._network.before_change = self.step_in
-        return True
+    def admit(self, play: Play, host: int) -> Strand | None:
+        """Take in a collective that begins on a host, if it can be kept off the network. Returns where it goes."""
+        links = self._links(play)
+        if may_give_up(self._network) and not links.isdisjoint(dead_links(self._network)):
+            return None
+        if any(not links.isdisjoint(used) for used in links_in_use(self._network)):
+            return None
+        meeting = [strand for strand in self._strands if not strand.links.isdisjoint(links)]
+        if meeting and self._fit([*(other for strand in self._strands for other in strand.plays), play]):
+            meeting = []
+        busy = [strand for strand in self._strands if strand not in meeting and strand.is_busy(host)]
+        if len(meeting) + len(busy) > 1:
+            self._bring_on(meeting + busy)
+            return None
+        strand = (meeting + busy or [self._strand()])[0]
+        strand.links |= links
+        return strand
 
     def check(self, play: Play, host: int) -> None:
-        """A member on `host` enters `play`; step in if one there is still busy with another."""
-        for other in self._plays:
-            if other is not play and host in other.hosts and not other.is_through(host):
-                self.step_in()
-                return
+        """A member on `host` enters `play`; bring it on if one there is still busy with another one elsewhere."""
+        if any(strand is not play.strand and strand.is_busy(host) for strand in self._strands):
+            self._bring_on([each for each in self._strands if each is play.strand or each.is_busy(host)])
 
-    def dismiss(self, play: Play) -> None:
-        """A collective is over."""
-        self._plays.remove(play)
-        if not self._plays:
+    def _strand(self) -> Strand:
+        strand = Strand(self._network, self.rehearsals, self._conditions, self._dismiss)
+        self._strands.append(strand)
+        self._network.before_change = self._change
+        return strand
+
+    def _change(self, links: Iterable[int] | None) -> None:
+        """Something starts or changes on these links (None: on any)."""
+        concerned = [each for each in self._strands if links is None or not each.links.isdisjoint(links)]
+        if concerned:
+            self._bring_on(concerned)
+
+    def _bring_on(self, strands: list[Strand]) -> None:
+        for strand in strands:
+            strand.bring_on()
+
+    def _dismiss(self, strand: Strand) -> None:
+        self._strands.remove(strand)
+        if not self._strands:
             self._network.before_change = None
 
-    def step_in(self) -> None:
-        """Bring all on the network, as if they had been there from the start."""
-        network, now = self._network, self._network.env.now
-        plays, self._plays = self._plays, []
-        network.before_change = None
-        first = min(min(play.arrivals.values(), default=now) for play in plays)
-        copied = fork(network, Clock(first))
-        for play in plays:
-            play.start_again(copied, now)
-        if first < now:
-            copied.env.run(until=now)
-        take_over(network, copied)
-        for play in plays:
-            play.go_live()
-        with unseen(network):
-            for play in plays:
-                play.arrive_again(now)
+    # -- what links are like ---------------------------------------------------------------------------------------
+
+    def _links(self, play: Play) -> frozenset[int]:
+        """All links that messages of a collective and their acknowledgements can use."""
+        key = (play.schedule, play.hosts)
+        links = self._known_links.get(key)
+        if links is None:
+            links = self._known_links[key] = self._find_links(play)
+        return links
+
+    def _find_links(self, play: Play) -> frozenset[int]:
+        topology, schedule = self._network.topology, play.schedule
+        pairs = schedule.regular_pairs
+        if pairs is None and schedule.num_ranks > _MOST_MEMBERS:
+            return frozenset(range(len(topology.links)))
+        if pairs is None:
+            pairs = frozenset((message.src, message.dst) for message in schedule.messages())
+        ways = {(play.hosts[src], play.hosts[dst]) for src, dst in pairs}
+        ways |= {(dst, src) for src, dst in ways}
+        return frozenset(link for src, dst in ways for link in topology.route(src, dst))
+
+    def _conditions(self, play: Play) -> Hashable:
+        """What the links of a collective are like at present."""
+        if self._version != self._network.version:
+            self._version = self._network.version
+            self._known_conditions.clear()
+            self._known_fits.clear()
+        key = (play.schedule, play.hosts)
+        conditions = self._known_conditions.get(key)
+        if conditions is None:
+            found = conditions_of(self._network, sorted(self._links(play)))
+            conditions = self._known_conditions[key] = self.rehearsals.number_of(found)
+        return conditions
 
     def _fit(self, plays: list[Play]) -> bool:
         """Whether messages of these collectives cannot meet on any link."""
-        if any(play.schedule.regular_pairs is None for play in plays):
+        if not is_plain(self._network.protocol) or any(play.schedule.regular_pairs is None for play in plays):
             return False
         key = (self._network.version, frozenset((play.schedule, play.hosts) for play in plays))
-        known = self._known.get(key)
+        known = self._known_fits.get(key)
         if known is None:
-            known = self._known[key] = self._find_out(plays)
+            known = self._known_fits[key] = self._find_out(plays)
         return known
 
     def _find_out(self, plays: list[Play]) -> bool:
@@ -107,8 +149,6 @@ class Stage:
             if regular is None or len(set(play.hosts)) < len(play.hosts):
                 return False
             pairs.update((play.hosts[src], play.hosts[dst]) for src, dst in regular)
-        if not is_plain(self._network.protocol):
-            return False
         wires = wires_of(self._network)
         lines = Lines(wires, range(len(self._network.topology.hosts)))
         src, dst = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
