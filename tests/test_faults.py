@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -417,6 +418,35 @@ def test_ranks_whose_connection_is_given_up_are_told(protocol: str, num_ranks: i
     assert run_ranks(body, num_ranks, out_of_order(900), protocol=protocol).virtual_seconds == pytest.approx(
         900.5, abs=30
     )
+
+
+@pytest.mark.parametrize("seconds", [None, 1000.0])
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+def test_those_who_watch_a_call_that_a_crash_cuts_off_read_the_same(
+    protocol: str, seconds: float | None, tmp_path: Path
+) -> None:
+    """A call that is kept off the network until then is shown to a recorder on a copy, which has no say."""
+    import torch
+
+    def told(trace: Path | None) -> str:
+        lasting = {} if seconds is None else {"for": f"{seconds} s"}
+        # The first messages have left and not arrived: on the copy they still do, and wait for the host there.
+        topology = star(events=[{"host": "b", "at": "10 ms", "crash": True, **lasting}])
+        try:
+            run = run_ranks(
+                lambda comm: comm.all_reduce(torch.zeros(250_000)),
+                3,
+                topology,
+                protocol=protocol,
+                trace=trace,
+            )
+        except DeadlockError as error:
+            return str(error)
+        return str(run.rank_virtual_seconds)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a trace was cut short
+        assert told(tmp_path / "t.json") == told(None)
 
 
 def test_a_host_that_is_away_for_too_long_is_given_up() -> None:
