@@ -100,9 +100,9 @@ CASES = {
     "mlp-16": Case(mlp, whole_images, 16, 150),
     "mlp-16-evaluated": Case(mlp, whole_images, 16, 150, 10, STRATEGIES[:2]),
     "mlp-256": Case(mlp, whole_images, 256, 150, None, STRATEGIES[:3]),
-    "cnn-16": Case(cnn, Images, 16, 16, None, STRATEGIES[:3]),  # DeMo: EXO Gym's takes no convolutions
-    "cnn-16-evaluated": Case(cnn, Images, 16, 16, 8, STRATEGIES[:1]),
-    "gpt-8": Case(lambda: GPT("byte"), tokens, 8, 25),
+    "cnn-16": Case(cnn, Images, 16, 10, None, STRATEGIES[:3]),  # DeMo: EXO Gym's takes no convolutions
+    "cnn-16-evaluated": Case(cnn, Images, 16, 10, 5, STRATEGIES[:1]),
+    "gpt-8": Case(lambda: GPT("byte"), tokens, 8, 10),
 }
 
 
