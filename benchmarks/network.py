@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 import ns3_cases  # noqa: E402
 import simgrid_cases  # noqa: E402
 
-from netsim import flows  # noqa: E402
+from netsim import capacity, flows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,6 +53,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def play(topology: Topology, rows: list[simgrid_cases.Row], *, compiled: bool) -> np.ndarray:
     flows._WORTH_COMPILING = 0 if compiled else len(rows) + 1
+    capacity._WORTH_COMPILING = 10**18
     return flows.play_flows(topology, rows, "ideal")
 
 

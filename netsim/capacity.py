@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netsim.fairness import max_min_rates
+
 if TYPE_CHECKING:
-    from netsim.fairness import FloatArray
+    from netsim.fairness import FloatArray, IntArray
     from netsim.paths import Path
     from netsim.protocol import Protocol
 
 __all__ = ["Capacity", "can_compile"]
+
+# Routes times hops that were solved for before the compiled solver is worth loading: about a second's work.
+_WORTH_COMPILING = 3_000_000
 
 
 def can_compile() -> bool:
@@ -41,6 +46,8 @@ class Capacity:
         self.dead: set[int] = set()
         self._up = np.ones(len(self._stated), dtype=np.bool_)
         self._payload: FloatArray = self._stated * self._payload_share
+        self._solve = max_min_rates
+        self._solved = 0
 
     @property
     def payload_bytes_per_second(self) -> FloatArray:
@@ -70,6 +77,18 @@ class Capacity:
         """
         link = min(path.links, key=self._nominal.__getitem__)
         return float(self._nominal[link]) * self._payload_share, link
+
+    def solve(
+        self, capacity: FloatArray, routes: IntArray, weights: FloatArray, caps: FloatArray
+    ) -> FloatArray:
+        """`max_min_rates`, compiled as soon as that is worth it."""
+        before = self._solved
+        self._solved += routes.size
+        if before < _WORTH_COMPILING <= self._solved and can_compile():
+            from netsim import compiled_fairness
+
+            self._solve = compiled_fairness.max_min_rates
+        return self._solve(capacity, routes, weights, caps)
 
     def _refresh(self, link: int) -> None:
         self._payload[link] = self._stated[link] * self._payload_share if self._up[link] else 0.0

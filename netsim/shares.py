@@ -19,17 +19,20 @@ import numpy as np
 from netsim.fairness import max_min_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from netsim.fairness import FloatArray, IntArray
 
 __all__ = ["Shares"]
 
-_SAME = 1.0 - 1e-12  # as in netsim.fairness
+_ROUNDING = 1e-12  # relative
+_SAME = 1.0 - _ROUNDING  # as in netsim.fairness
 _BELOW = 1.0 - 1e-9  # times a level is safely below it
 _FULL = 1e-9  # of its capacity is left on a link that counts as full, at most
 _OVERFULL = 1.0 + 1e-11  # times its capacity is more than rounding
 
-# So many changes at once are settled by arrays, and everything with them.
-_MANY = 100
+# More than so many are settled by arrays faster than one by one.
+_MANY = 128
 
 
 class Shares:
@@ -37,14 +40,16 @@ class Shares:
 
     Args:
         capacity: rate of each link.
+        solve: does what `max_min_rates` does, for many transfers at once.
 
     Attributes:
         rate: of each transfer (slot), as last settled.
         crossing: by link, the transfers on it.
     """
 
-    def __init__(self, capacity: Iterable[float]) -> None:
+    def __init__(self, capacity: Iterable[float], solve: Callable[..., FloatArray] = max_min_rates) -> None:
         self._capacity = list(capacity)
+        self._solve = solve
         self.rate: dict[int, float] = {}
         self._links: dict[int, tuple[int, ...]] = {}
         self._weight: dict[int, float] = {}
@@ -58,6 +63,7 @@ class Shares:
         self._resized: dict[int, None] = {}  # of these, links of another capacity
         self._ended = 0
         self._least = math.inf  # the level below which nothing changes
+        self._routes: IntArray = np.zeros((0, 0), np.int64)  # by slot: its links, filled up with their number
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._links
@@ -75,6 +81,13 @@ class Shares:
         self._fresh[slot] = None
         for link in links:
             self.crossing[link][slot] = None
+        rows, columns = self._routes.shape
+        if slot >= rows or len(links) > columns:
+            larger = np.full((max(rows, 2 * slot + 2), max(columns, len(links))), len(self._capacity))
+            larger[:rows, :columns] = self._routes
+            self._routes = larger
+        self._routes[slot] = len(self._capacity)
+        self._routes[slot, : len(links)] = links
 
     def leave(self, slot: int) -> None:
         """A transfer uses its links no longer."""
@@ -121,45 +134,55 @@ class Shares:
     # -- settling --------------------------------------------------------------------------------------------
 
     def settle(self) -> dict[int, float]:
-        """Find the rates of all that has changed since the last call. Returns those that are others now."""
+        """Find rates anew after the changes since the last call. Returns those that are others now.
+
+        What changes by no more than rounding keeps its rate, so that whatever ends together goes on to do so.
+        """
         if not self._fresh and not self._noted:
-            rates: dict[int, float] = {}
+            changed: dict[int, float] = {}
         elif len(self._fresh) + self._ended > _MANY:
-            rates = self._settled_at_once()
+            changed = self._settled_by_arrays(0.0)
         else:
-            rates = self._settled_near_changes()
+            changed = self._settled_near_changes()
         self._fresh.clear()
         self._noted.clear()
         self._resized.clear()
         self._ended = 0
         self._least = math.inf
-        # What changes by no more than rounding keeps its rate, so that whatever ends together goes on to do so.
-        changed = {}
-        for slot, rate in rates.items():
-            old = self.rate[slot]
-            if abs(rate - old) > 1e-12 * old:
-                changed[slot] = self.rate[slot] = rate
-            self._level[slot] = self.rate[slot] / self._weight[slot]
         return changed
 
-    def _settled_at_once(self) -> dict[int, float]:
-        """The rates of all transfers, by arrays."""
-        slots = list(self._links)
-        num_links = len(self._capacity)
-        routes = np.full((len(slots), max(map(len, self._links.values()))), num_links)
-        for row, links in zip(routes, self._links.values(), strict=True):
-            row[: len(links)] = links
+    def _settled_by_arrays(self, least: float) -> dict[int, float]:
+        """Settle all transfers from a level up that nothing changes below."""
+        num = len(self._links)
+        slots = np.fromiter(self._links, np.int64, num)
+        level, rate, weight, cap = (
+            np.fromiter(values.values(), np.float64, num)
+            for values in (self._level, self.rate, self._weight, self._cap)
+        )
         capacity = np.array([*self._capacity, math.inf])
-        weights, caps = np.array(list(self._weight.values())), np.array(list(self._cap.values()))
-        rates = max_min_rates(capacity, routes, weights, caps)
-        used = np.bincount(routes.ravel(), np.repeat(rates, routes.shape[1]), num_links + 1)
-        spare = (capacity - used)[:-1]
+        routes, opened = self._routes[slots], level >= least
+        taken = self._used(routes[~opened], rate[~opened])
+        left = np.maximum(capacity - taken, 0.0)
+        rates = self._solve(left, routes[opened], weight[opened], cap[opened])
+        spare = (capacity - taken - self._used(routes[opened], rates))[:-1]
         self._spare = spare.tolist()
         self._full = set(np.flatnonzero(spare <= _FULL * capacity[:-1]).tolist())
-        return dict(zip(slots, rates.tolist(), strict=True))
+        slots, before, weight = slots[opened], rate[opened], weight[opened]
+        told = np.abs(rates - before) > _ROUNDING * before
+        changed = dict(zip(slots[told].tolist(), rates[told].tolist(), strict=True))
+        self.rate.update(changed)
+        self._level.update(
+            zip(slots.tolist(), (np.where(told, rates, before) / weight).tolist(), strict=True)
+        )
+        return changed
+
+    def _used(self, routes: IntArray, rates: FloatArray) -> FloatArray:
+        """What rates on routes take from each link, and from the one that stands for no link."""
+        num, hops = len(self._capacity) + 1, routes.shape[1]
+        return np.asarray(np.bincount(routes.ravel(), np.repeat(rates, hops), num), np.float64)
 
     def _settled_near_changes(self) -> dict[int, float]:
-        """The rates of those that the changes can reach."""
+        """Settle those that the changes can reach."""
         least = self._least
         for link in self._resized:
             if self.crossing[link]:
@@ -167,6 +190,8 @@ class Shares:
         least = min(least, self._least_of_fresh()) * _BELOW
         while True:
             opened, shares = self._gathered(least)
+            if len(opened) > _MANY:
+                return self._settled_by_arrays(least)
             rates = self._filled(opened, shares, least)
             overfull = self._overfull(rates, shares)
             if not overfull:
@@ -176,7 +201,13 @@ class Shares:
             self._spare[link] = left
             if left > _FULL * self._capacity[link]:
                 self._full.discard(link)
-        return rates
+        changed = {}
+        for slot, rate in rates.items():
+            old = self.rate[slot]
+            if abs(rate - old) > _ROUNDING * old:
+                changed[slot] = self.rate[slot] = rate
+            self._level[slot] = self.rate[slot] / self._weight[slot]
+        return changed
 
     def _least_of_fresh(self) -> float:
         """The level at which the fresh fill a link at the earliest.
@@ -224,7 +255,8 @@ class Shares:
     def _gathered(self, least: float) -> tuple[dict[int, None], dict[int, list[float]]]:
         """What must be settled anew: from `least` up, and connected to a change by full links.
 
-        Returns the transfers, and for each of these links what is left for them, their weights and number.
+        Returns the transfers, and for each of these links what is left for them, their weights and number; some
+        of them, if they are many.
         """
         opened = dict.fromkeys(self._fresh)
         met = dict.fromkeys(self._noted)
@@ -233,6 +265,8 @@ class Shares:
         pending = list(met)
         shares: dict[int, list[float]] = {}
         for link in pending:  # which grows
+            if len(opened) > _MANY:
+                break
             left, load, count = self._capacity[link], 0.0, 0
             for slot in self.crossing[link]:
                 if self._level[slot] < least:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from netsim.fairness import FloatArray, IntArray
@@ -59,7 +58,7 @@ class Transfers:
         self.held: set[int] = set()
         self._used = 0
         self._block_due: FloatArray = np.zeros(0)
-        self._is_stale: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # by block
+        self._stale: set[int] = set()  # blocks
         self.number: IntArray = np.zeros(0, dtype=np.int64)
         self.order: IntArray = np.zeros(0, dtype=np.int64)
         self.path: IntArray = np.zeros(0, dtype=np.int64)
@@ -97,18 +96,13 @@ class Transfers:
     def set_due(self, slot: int, instant: float) -> None:
         """Say when something next happens to a slot by itself."""
         self.due[slot] = instant
-        self._is_stale[slot // _BLOCK] = True
+        self._stale.add(slot // _BLOCK)
 
     def next_due(self) -> float:
         """The earliest instant at which a transfer is due; infinity if none is."""
-        stale = np.flatnonzero(self._is_stale)
-        if stale.size == 1:
-            block = int(stale[0])
+        for block in self._stale:
             self._block_due[block] = self.due[block * _BLOCK : (block + 1) * _BLOCK].min()
-            self._is_stale[block] = False
-        elif stale.size:
-            self._block_due[stale] = self.due.reshape(-1, _BLOCK)[stale].min(axis=1)
-            self._is_stale[stale] = False
+        self._stale.clear()
         return float(self._block_due.min(initial=math.inf))
 
     def due_at(self, now: float) -> list[int]:
@@ -154,12 +148,12 @@ class Transfers:
             drained = now + (self.remaining[slots] - self.stop[slots]) / rates
         drained[rates == 0.0] = math.inf
         self.due[slots] = np.minimum(drained, self.timer[slots])
-        self._is_stale[slots // _BLOCK] = True
+        self._stale.update((slots // _BLOCK).tolist())
 
     def _grow(self, capacity: int) -> None:
         old = len(self.number)
         self._block_due = np.full(capacity // _BLOCK, math.inf)
-        self._is_stale = np.ones(capacity // _BLOCK, dtype=np.bool_)
+        self._stale.update(range(capacity // _BLOCK))
         for name in ("number", "order", "path"):
             setattr(
                 self, name, np.concatenate([getattr(self, name), np.zeros(capacity - old, dtype=np.int64)])

@@ -1,4 +1,4 @@
-"""Weighted max-min fairness against its definition, in exact arithmetic."""
+"""Weighted max-min fairness against its definition, in exact arithmetic and as a compiled twin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,16 @@ def filled_by_hand(problem: Problem) -> list[Fraction]:
 def test_rates_are_those_of_progressive_filling(problem: Problem) -> None:
     expected = [float(rate) for rate in filled_by_hand(problem)]
     np.testing.assert_allclose(max_min_rates(*problem), expected, rtol=1e-12, atol=0)
+
+
+@given(problems())
+def test_compiled_rates_are_the_same(problem: Problem) -> None:
+    pytest.importorskip("numba")
+    from netsim import compiled_fairness
+
+    np.testing.assert_allclose(
+        compiled_fairness.max_min_rates(*problem), max_min_rates(*problem), rtol=1e-9, atol=1e-15
+    )
 
 
 def test_nothing_limits_what_crosses_no_link() -> None:
