@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from netsim.channel import Channel
     from netsim.fairness import FloatArray
+    from netsim.outage import Waiting
     from netsim.paths import PathTable
     from netsim.protocol import Protocol
     from netsim.tcp import Window
@@ -80,7 +81,12 @@ def fork(network: Network, env: simpy.Environment) -> Network:
     copied._paths = _copied_paths(network._paths)
     copied._capacity = network._capacity
     copied._rates = Rates(copied._capacity)
+    copied.on_give_up = _no_matter
     return copied
+
+
+def _no_matter(waiting: Waiting) -> None:
+    """What a copy gives up is its original's to judge."""
 
 
 def _copied_paths(paths: PathTable) -> PathTable:
