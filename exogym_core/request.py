@@ -136,9 +136,14 @@ class FitRequest:
                     raise InputError(
                         f"fit: transport 'gloo' uses real sockets and no {name}; drop {name} or use 'netsim'"
                     )
-            for name in ("checkpoint_interval", "resume_from", "trace"):
-                if getattr(self, name) is not None:
-                    raise InputError(f"fit: {name} needs transport 'netsim'; there is none over 'gloo'")
+            if self.trace is not None:
+                raise InputError("fit: trace needs transport 'netsim'; there is none over 'gloo'")
+            for name in ("checkpoint_interval", "resume_from"):
+                if getattr(self, name) is not None and torchrun_rank() is not None:
+                    raise InputError(
+                        f"fit: {name} is not for ranks that torchrun starts, which have no parent to complete "
+                        "checkpoints; let fit start them"
+                    )
         elif self.topology is None and self.placement is not None:
             raise InputError("fit: placement needs a topology to place ranks in; pass topology=")
         if self.topology is None and self.compute is not None:

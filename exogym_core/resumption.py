@@ -73,7 +73,16 @@ def begin_checkpoints(program: Program, resumed: Checkpoint | None) -> Checkpoin
 def _settings(program: Program) -> dict[str, Any]:
     """What changes losses or times, besides model and strategy; not how long the run is."""
     request = program.request
-    names = ("seed", "batch_size", "minibatch_size", "shuffle", "autocast", "placement", "protocol")
+    names = (
+        "transport",
+        "seed",
+        "batch_size",
+        "minibatch_size",
+        "shuffle",
+        "autocast",
+        "placement",
+        "protocol",
+    )
     topology = None
     if request.topology is not None:
         text = json.dumps(request.topology.to_mapping(), sort_keys=True, default=str)

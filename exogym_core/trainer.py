@@ -265,7 +265,7 @@ def _run_ranks(
             protocol=request.protocol,
             seed=request.seed,
             trace=request.trace,
-            on_row=take if request.transport == "netsim" else None,
+            on_row=take if request.transport == "netsim" else checkpoints.add,
             journal=checkpoints.journal,
         )
     if request.transport == "gloo":

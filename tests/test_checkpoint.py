@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -373,8 +374,23 @@ def test_a_new_run_takes_a_new_folder(saved: Path, tmp_path: Path) -> None:
     load(saved)
 
 
-def test_gloo_keeps_no_checkpoints() -> None:
-    with pytest.raises(InputError, match=r"^fit: checkpoint_interval needs transport 'netsim'"):
+def test_a_run_over_gloo_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = fit(transport="gloo")
+    begun = fit(transport="gloo", max_steps=3, checkpoint_interval=2, save_dir=tmp_path)
+    resumed = fit(transport="gloo", resume_from=begun.checkpoint_folder)
+    assert resumed.resumed_step == 2
+    assert outcome(resumed) == outcome(whole)
+
+
+def test_transports_have_checkpoints_of_their_own(saved: Path) -> None:
+    with pytest.raises(InputError, match="settings: transport is netsim, this run's is gloo"):
+        fit(transport="gloo", resume_from=saved)
+
+
+def test_ranks_of_torchrun_keep_no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(NUM_NODES))
+    with pytest.raises(InputError, match=r"^fit: checkpoint_interval is not for ranks that torchrun starts"):
         fit(checkpoint_interval=1, transport="gloo")
 
 
@@ -387,11 +403,12 @@ class Unfinished(Strategy):
         super().step()
 
 
-def test_a_call_in_flight_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+def test_a_call_in_flight_is_refused(transport: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        fit(strategy=Unfinished(), checkpoint_interval=1, save_dir=tmp_path)
-    assert str(caught.value).startswith(
-        "rank 0, checkpoint: all_reduce(float32[3], op=sum) at test_checkpoint.py:"
+        fit(strategy=Unfinished(), checkpoint_interval=1, save_dir=tmp_path, transport=transport)
+    assert re.match(
+        r"rank \d, checkpoint: all_reduce\(float32\[3\], op=sum\) at test_checkpoint.py:", str(caught.value)
     )
     assert "is still in flight at the end of the step; wait for its handle" in str(caught.value)
 

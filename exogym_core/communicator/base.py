@@ -331,17 +331,23 @@ class Communicator(ABC):
     def flush(self) -> None:
         """Have what this rank has marked so far seen soon, not when it next waits for others."""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """This rank's counters, in all its groups, for a checkpoint.
 
         Raises:
-            InputError: a call of this rank is still in flight; or a real transport, which keeps none.
+            InputError: a call of this rank is still in flight.
         """
-        raise InputError(f"rank {self.rank}, checkpoint: not over transport {self.transport!r}; use 'netsim'")
 
+    @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on counting from what `state_dict` returned."""
-        raise InputError(f"rank {self.rank}, checkpoint: not over transport {self.transport!r}; use 'netsim'")
+
+    def _still_in_flight(self, call: object) -> InputError:
+        return InputError(
+            f"rank {self.rank}, checkpoint: {call} is still in flight at the end of the step; "
+            "wait for its handle before, or leave checkpoints out"
+        )
 
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -300,6 +301,18 @@ class GlooCommunicator(Communicator):
             yield
         finally:
             self._state.off_clock = before
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._state
+        if state.in_flight:
+            raise self._still_in_flight(next(iter(state.in_flight.values())))
+        if not all(calls.mail.is_empty for calls in state.groups):
+            raise self._still_in_flight("a message")
+        return {"traffic": asdict(state.traffic)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        for name, value in saved["traffic"].items():
+            setattr(self._state.traffic, name, value)
 
     def finish(self) -> None:
         self._state.finish()

@@ -43,6 +43,7 @@ class GlooRank:
         groups: its side of every group, the run's first.
         reused: those of them that are given again to who asks for the same ranks.
         futures: of asynchronous calls, without the finished ones.
+        in_flight: calls that have not been waited for.
     """
 
     rendezvous: Rendezvous
@@ -53,6 +54,7 @@ class GlooRank:
     groups: list[GroupCalls] = field(default_factory=list)
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
     futures: list[Future[Any]] = field(default_factory=list)
+    in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
 
     def group(self, ranks: tuple[int, ...], member: int, where: tuple[str, int], reuse: bool) -> GroupCalls:
         """This rank's side of a group of `ranks` (of the run), in which it is `member`.
@@ -118,7 +120,8 @@ class GroupCalls:
             return deliver(call())
         future = self._queue.submit(call)
         self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
-        handle = _QueuedHandle(future, deliver)
+        self._rank.in_flight[future] = signature
+        handle = _QueuedHandle(future, deliver, self._rank.in_flight)
         return handle if async_op else handle.wait()
 
     def end(self) -> Future[None]:
@@ -145,13 +148,16 @@ class GroupCalls:
 class _QueuedHandle(Handle[T]):
     """A call in its group's queue; what it got is handed over, in place or as new tensors, at the first wait."""
 
-    def __init__(self, future: Future[R], deliver: Callable[[R], T]) -> None:
-        self._future, self._deliver = future, deliver
+    def __init__(
+        self, future: Future[R], deliver: Callable[[R], T], in_flight: dict[Future[Any], Signature]
+    ) -> None:
+        self._future, self._deliver, self._in_flight = future, deliver, in_flight
         self._result: list[T] = []
 
     def wait(self) -> T:
         if not self._result:
             self._result.append(self._deliver(self._future.result()))
+            self._in_flight.pop(self._future, None)
         return self._result[0]
 
     def is_completed(self) -> bool:

@@ -120,6 +120,11 @@ class Mailbox:
             finish = partial(self._finish, signature, src, works, record)
         return self._post(finish, lambda: deliver(flat))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message has been waited for."""
+        return all(handle.done for handle in self._posted)
+
     def settle(self) -> None:
         """Wait for what is still on its way at the end of the run, when nobody will post any more.
 

@@ -333,11 +333,7 @@ class SimulatedCommunicator(PresentRanks):
     def state_dict(self) -> dict[str, Any]:
         state = self._state
         if state.in_flight:
-            call = next(iter(state.in_flight.values()))
-            raise InputError(
-                f"rank {self.rank}, checkpoint: {call} is still in flight at the end of the step; "
-                "wait for its handle before, or leave checkpoints out"
-            )
+            raise self._still_in_flight(next(iter(state.in_flight.values())))
         return {
             "traffic": asdict(state.traffic),
             "pending_seconds": state.pending_seconds,

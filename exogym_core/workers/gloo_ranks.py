@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import tempfile
@@ -23,9 +24,9 @@ from netsim.errors import InputError, NetsimError, RankError
 from netsim.kernel import StampedRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["GlooRun", "launch_gloo"]
+__all__ = ["GlooRun", "launch_gloo", "rows_in_order", "untimed_row"]
 
 T = TypeVar("T")
 
@@ -169,7 +170,7 @@ class _Gathering:
                 deadline = time.monotonic() + _LAST_WORDS_SECONDS
         if self._failures:
             raise self._explained()
-        return GlooRun(self._results, _in_order(self._rows), self._traffic)
+        return GlooRun(self._results, rows_in_order(self._rows), self._traffic)
 
     def _take(self, rank: int) -> None:
         try:
@@ -208,10 +209,18 @@ class _Gathering:
         return error
 
 
-def _in_order(rows: list[list[Mapping[str, Any]]]) -> list[StampedRow]:
-    numbered = ((number, rank, row) for rank, own in enumerate(rows) for number, row in enumerate(own))
+def untimed_row(rank: int, row: Mapping[str, Any]) -> StampedRow:
+    """A row marked where there is no virtual time."""
+    return StampedRow(rank, 0.0, 0.0, 0.0, row)
+
+
+def rows_in_order(rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[StampedRow]:
+    """Every rank's rows as one list: everybody's first in rank order, then the second ..."""
     return [
-        StampedRow(rank, 0.0, 0.0, 0.0, row) for _, rank, row in sorted(numbered, key=lambda entry: entry[:2])
+        untimed_row(rank, row)
+        for same_place in itertools.zip_longest(*rows)
+        for rank, row in enumerate(same_place)
+        if row is not None
     ]
 
 

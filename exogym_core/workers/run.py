@@ -15,6 +15,7 @@ from exogym_core.workers.processes import run_in_processes
 from exogym_core.workers.spec import WorkerSpec
 from exogym_core.workers.threads import run_in_threads
 from netsim.errors import InputError, unknown_name
+from netsim.kernel import Mark
 from netsim.topology import Topology
 from netsim.trace import tracing
 
@@ -78,7 +79,7 @@ def run_ranks(
         protocol: how transfers use links; by default the topology's, else `ideal`.
         algorithms: op -> algorithm of the simulated collectives, where not the default.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
-        on_row: told of every marked row while the run goes on, in order of virtual time.
+        on_row: told of every marked row while the run goes on, in order of virtual time; as they come over `gloo`.
         journal: its past is played before what ranks request, rows included; its log is there while the run
             goes on.
         trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.trace`). Of a
@@ -102,7 +103,7 @@ def run_ranks(
             raise InputError(
                 "run_ranks: trace needs transport 'netsim': there is no virtual time over 'gloo'"
             )
-        return _over_gloo(body, num_ranks, seed)
+        return _over_gloo(body, num_ranks, seed, on_row, journal if journal is not None else Journal())
     if transport != "netsim":
         raise unknown_name("transport", str(transport), ("netsim", "gloo"))
     world = World.build(num_ranks, _loaded(topology), placement, protocol, algorithms)
@@ -141,12 +142,33 @@ def run_ranks(
     )
 
 
-def _over_gloo(body: Callable[[Communicator], T], num_ranks: int, seed: int) -> RunResult[T]:
-    from exogym_core.workers.gloo_ranks import launch_gloo
+def _over_gloo(
+    body: Callable[[Communicator], T],
+    num_ranks: int,
+    seed: int,
+    on_row: Callable[[StampedRow], None] | None,
+    journal: Journal,
+) -> RunResult[T]:
+    """Of what ranks request there is a journal of marked rows alone: sockets need no replaying."""
+    from exogym_core.workers.gloo_ranks import launch_gloo, rows_in_order, untimed_row
 
-    done = launch_gloo(body, num_ranks, seed=seed)
+    past = journal.past or [[] for _ in range(num_ranks)]
+    journal.log = [[request for request in own if isinstance(request, Mark)] for own in past]
+
+    def marked() -> list[StampedRow]:
+        return rows_in_order([[request.row for request in own] for own in journal.log])  # type: ignore[union-attr]
+
+    def take(rank: int, row: Mapping[str, Any]) -> None:
+        journal.log[rank].append(Mark(row))
+        if on_row is not None:
+            on_row(untimed_row(rank, row))
+
+    for row in marked():
+        if on_row is not None:
+            on_row(row)
+    done = launch_gloo(body, num_ranks, seed=seed, on_mark=take)
     untimed = [0.0] * num_ranks
-    return RunResult(done.results, None, None, untimed, untimed, done.rows, done.traffic)
+    return RunResult(done.results, None, None, untimed, untimed, marked(), done.traffic)
 
 
 def _loaded(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topology | None:

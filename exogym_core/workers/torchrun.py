@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.communicator.gloo import GlooCommunicator
 from exogym_core.communicator.rendezvous import Rendezvous
+from exogym_core.workers.gloo_ranks import rows_in_order
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.run import RunResult
-from netsim.kernel import StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,12 +51,7 @@ def join_run(body: Callable[[Communicator], T], seed: int = 0) -> RunResult[T]:
                 ended = comm.all_gather_object((result, rows, comm.traffic))
     finally:
         before.load()
-    marked = [
-        StampedRow(rank, 0.0, 0.0, 0.0, row)
-        for same_place in itertools.zip_longest(*(own for _, own, _ in ended))
-        for rank, row in enumerate(same_place)
-        if row is not None
-    ]
+    marked = rows_in_order([own for _, own, _ in ended])
     untimed = [0.0] * len(ended)
     return RunResult(
         [own for own, _, _ in ended], None, None, untimed, untimed, marked, [own for _, _, own in ended]
