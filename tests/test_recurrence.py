@@ -291,7 +291,8 @@ def test_the_same_again_comes_from_memory_and_is_exactly_the_same(protocol: str)
         seconds.append([end - start for end in done])
     np.testing.assert_allclose(seconds[-1], seconds[-2], rtol=0, atol=1e-12)
     assert network.num_in_flight == 0
-    assert len(network.stage.rehearsals.scenes) <= 3  # new, then warm, then always the same
+    # A window that was idle for long is as a new one; under gloo the sockets' buffers have grown meanwhile.
+    assert len(network.stage.rehearsals.scenes) == {"ideal": 1, "linux-tcp": 1, "gloo": 2}[protocol]
     wanted = 8 * made.sent_bytes.sum() * 2  # each message crosses two links
     assert network.link_bytes.sum() == pytest.approx(wanted, rel=1e-12)
 
@@ -367,6 +368,7 @@ def test_members_that_go_on_at_once_meet_the_same_times_as_with_events(
         op = data.draw(st.sampled_from(["all_reduce", "all_gather", "all_to_all", "barrier", "broadcast"]))
         made = schedule(op, size, num_bytes=data.draw(st.sampled_from([0, 30, 4000])))
         calls.append((made, list(members)))
+    calls *= data.draw(st.sampled_from([1, 1, 4]))
     pauses = [data.draw(st.sampled_from([0.0, 0.001, 0.25])) for _ in range(num)]
     wanted, _ = chained(by_events, topology, protocol, list(range(num)), calls, pauses)
     got, _ = chained(by_play, topology, protocol, list(range(num)), calls, pauses)
