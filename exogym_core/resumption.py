@@ -57,6 +57,7 @@ def begin_checkpoints(program: Program, resumed: Checkpoint | None) -> Checkpoin
     request = program.request
     name = type(request.strategy).__name__
     options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
+    options |= request.strategy.arguments  # some are kept by parts of it only
     identity = run_identity(program.model, name, options, request.num_nodes, _settings(program))
     if resumed is not None:
         resumed.check(identity)

@@ -315,8 +315,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"strategy": FedAvgStrategy(H=2)}, "strategy is DiLoCoStrategy, this run's is FedAvgStrategy;"),
     ({"strategy": DiLoCoStrategy(H=3)}, "strategy's options: H is 2, this run's is 3;"),
     (
+        {"strategy": DiLoCoStrategy(H=2, outer_lr=0.5)},
+        "strategy's options: outer_lr is None, this run's is 0.5;",
+    ),
+    (
         {"strategy": DiLoCoStrategy(H=2, lr=0.5)},
-        "is OptimSpec(AdamW), this run's is OptimSpec(AdamW, lr=0.5);",
+        "strategy's options: lr is absent, this run's is 0.5;",
     ),
     ({"model": Model(5)}, "model: layer.0.weight is float32[3, 4], this run's is float32[5, 4];"),
     ({"model": Model(bias=False)}, "model: layer.0.bias is float32[3], this run's is absent;"),
