@@ -20,6 +20,9 @@ _OF_CLOCK = 2.0**-50
 # Slots whose earliest instant is kept, so that finding the next one looks at few of many.
 _BLOCK = 256
 
+# Up to so many slots plain loops are quicker than arrays.
+_FEW = 64
+
 _FLOATS = ("due", "timer", "begun", "since", "rate", "size", "remaining", "stop", "cap")
 
 
@@ -57,6 +60,7 @@ class Transfers:
         self._free: list[int] = []
         self.held: set[int] = set()
         self._used = 0
+        self._least: float | None = math.inf  # the earliest instant at which a slot is due; None: to be found
         self._block_due: FloatArray = np.zeros(0)
         self._stale: set[int] = set()  # blocks
         self.number: IntArray = np.zeros(0, dtype=np.int64)
@@ -97,9 +101,17 @@ class Transfers:
         """Say when something next happens to a slot by itself."""
         self.due[slot] = instant
         self._stale.add(slot // _BLOCK)
+        self._least = None
 
     def next_due(self) -> float:
         """The earliest instant at which a transfer is due; infinity if none is."""
+        if self._least is None:
+            self._least = self._find_least()
+        return self._least
+
+    def _find_least(self) -> float:
+        if self._used <= _FEW:
+            return min(self.due[: self._used].tolist(), default=math.inf)
         for block in self._stale:
             self._block_due[block] = self.due[block * _BLOCK : (block + 1) * _BLOCK].min()
         self._stale.clear()
@@ -110,6 +122,13 @@ class Transfers:
         most_slack = now * (_OF_CLOCK + _OF_DURATION)
         if self.next_due() - most_slack > now:
             return []
+        if self._used <= _FEW:
+            instants = zip(self.due[: self._used].tolist(), self.begun[: self._used].tolist(), strict=True)
+            return [
+                slot
+                for slot, (due, begun) in enumerate(instants)
+                if due - (now * _OF_CLOCK + (now - begun) * _OF_DURATION) <= now
+            ]
         found: list[int] = []
         for block in np.flatnonzero(self._block_due - most_slack <= now).tolist():
             part = slice(block * _BLOCK, (block + 1) * _BLOCK)
@@ -149,6 +168,7 @@ class Transfers:
         drained[rates == 0.0] = math.inf
         self.due[slots] = np.minimum(drained, self.timer[slots])
         self._stale.update((slots // _BLOCK).tolist())
+        self._least = None
 
     def _grow(self, capacity: int) -> None:
         old = len(self.number)
