@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from exogym_core.strategy.arguments import accepted_arguments, positive_int
 from exogym_core.strategy.diloco import OUTER_OPTIM
+from exogym_core.strategy.lr_schedule import without_updates
 from exogym_core.strategy.optim import ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
@@ -207,8 +208,9 @@ class DiLoCoOptimizer(Optimizer):
         missed = self._peers.number * self.num_inner_steps - self.local_step
         self.local_step += max(missed, 0)
         if self.scheduler is not None and self._peers.number != LOST:
-            for _ in range(missed):
-                self.scheduler.step()
+            with without_updates():
+                for _ in range(missed):
+                    self.scheduler.step()
 
     @property
     def averaged_ranks(self) -> list[int]:

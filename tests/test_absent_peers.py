@@ -138,6 +138,31 @@ def test_a_codec_that_rounds_and_its_feedback_keep_to_those_present() -> None:
     assert [row[2] for row in results[0]] == pytest.approx(values, rel=0.02)
 
 
+def test_an_attempt_that_failed_leaves_no_trace_in_what_rounding_owes() -> None:
+    def values(comm: Communicator, **options: Any) -> list[float]:
+        weight = nn.Parameter(torch.zeros(VALUES))
+        optimizer = DiLoCoOptimizer(
+            batch_size=1,
+            num_inner_steps=1,
+            inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            params=[weight],
+            communicator=comm,
+            grad_compression="int8",
+            error_feedback=True,
+            **options,
+        )
+        weight.grad = torch.randn(VALUES, generator=torch.Generator().manual_seed(comm.rank))
+        comm.advance(5.0)
+        optimizer.step()
+        assert optimizer.averaged_ranks == OTHERS or comm.rank == 2
+        return weight.tolist()
+
+    # int8: 50 kB, of which home has a third to send at 1 MB/s, after 0.22 s for the first copy.
+    cut_off = run_ranks(lambda comm: values(comm, averaging_timeout=2), 3, star([down(5.29, 20)])).results
+    never_there = run_ranks(lambda comm: values(comm, join_at={2: 30}), 3, star()).results
+    assert cut_off[:2] == never_there[:2]
+
+
 def test_who_joins_late_gets_what_the_others_have() -> None:
     results = run_ranks(lambda comm: loop(comm, join_at={2: "17 s"}), 3, star()).results
     present = [row[1] for row in results[0]]

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from exogym_core.strategy.arguments import number, one_argument, refuse_unknown, told_arguments
-from exogym_core.strategy.lr_schedule import LRSchedulerLike, build_scheduler, resolve_scheduler
+from exogym_core.strategy.lr_schedule import (
+    LRSchedulerLike,
+    build_scheduler,
+    resolve_scheduler,
+    without_updates,
+)
 from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
 from netsim.errors import InputError
 
@@ -167,7 +172,8 @@ class Strategy:
 
     def skip_step(self) -> None:
         """Count a step that is not done: advance the schedule alone."""
-        Strategy.step(self)
+        with without_updates():
+            Strategy.step(self)
 
     def row(self) -> dict[str, Any]:
         """What the row of the step just done tells besides loss and bytes."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from exogym_core.strategy.arguments import number, positive_int
 from netsim.errors import InputError, unknown_name
 
-__all__ = ["LRSchedulerLike", "build_scheduler", "cosine_factor", "resolve_scheduler"]
+__all__ = ["LRSchedulerLike", "build_scheduler", "cosine_factor", "resolve_scheduler", "without_updates"]
 
 LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]
 
@@ -98,3 +100,11 @@ def build_scheduler(
         return resolved(optimizer, **options)
     options = {**options, "max_steps": min(options.get("max_steps") or max_steps, max_steps)}
     return LambdaLR(optimizer, partial(cosine_factor, **options))
+
+
+@contextmanager
+def without_updates() -> Iterator[None]:
+    """Schedules may advance in here though their optimizers have not made a step yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        yield

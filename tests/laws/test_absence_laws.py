@@ -79,6 +79,7 @@ def fit(
     strategy = DiLoCoStrategy(
         "adamw",
         H=H,
+        join_at=None if events else {2: "7 s"},
         averaging_timeout=4,
         timeout_waiting_for_peers=2,
         codec="int8",
@@ -129,7 +130,8 @@ def outcome(result: FitResult) -> Any:
     return digest(told)
 
 
-OUTAGES = {
+OUTAGES: dict[str, list[dict[str, Any]]] = {
+    "joins late": [],
     "link": [event("home", 5.0, 9.0, crash=False)],
     "crash": [event("home", 5.0, 9.0, crash=True)],
     "the first rank": [event("a", 5.0, 9.0, crash=False)],
