@@ -140,6 +140,13 @@ def test_who_never_comes_back_is_lost_and_the_others_end() -> None:
     assert all(row[1] == OTHERS for row in results[0][1:])
 
 
+def test_a_download_outlives_the_connections_that_tcp_gives_up() -> None:
+    """TCP gives a dead link up after 924.6 s; whoever waits for a state connects anew."""
+    results = run_ranks(rounds, 3, star([down("11 s", "1000 s")], "linux-tcp")).results
+    assert [row[0] for row in results[2]] == [1, 5]
+    assert 1011 + 4 < results[2][1][4] < 1011 + 8
+
+
 def test_a_crashed_host_that_never_returns_ends_nobody_elses_run() -> None:
     results = run_ranks(rounds, 3, star([{"host": "home", "at": "9.5 s", "crash": True}])).results
     assert results[2][-1] == "lost"
