@@ -23,12 +23,18 @@ ROUTES = st.lists(st.integers(0, NUM_LINKS - 1), min_size=1, max_size=4, unique=
 class Changes(RuleBasedStateMachine):
     """Transfers come and go, caps, weights and capacities change, some of it in one instant."""
 
-    @initialize(capacity=st.lists(RATES, min_size=NUM_LINKS, max_size=NUM_LINKS))
-    def begin(self, capacity: list[float]) -> None:
+    @initialize(
+        capacity=st.lists(RATES, min_size=NUM_LINKS, max_size=NUM_LINKS),
+        flows=st.lists(st.tuples(ROUTES, WEIGHTS, CAPS), min_size=8, max_size=8),
+    )
+    def begin(self, capacity: list[float], flows: list[tuple[tuple[int, ...], float, float]]) -> None:
         self.capacity = capacity
         self.shares = Shares(capacity)
         self.flows: dict[int, tuple[tuple[int, ...], float, float]] = {}
         self.free = list(range(30, -1, -1))
+        for flow in flows:
+            self.join(*flow)
+        self.settle()
 
     @precondition(lambda self: self.free)
     @rule(links=ROUTES, weight=WEIGHTS, cap=CAPS)
@@ -38,12 +44,14 @@ class Changes(RuleBasedStateMachine):
         self.shares.join(slot, links, weight, cap)
 
     @precondition(lambda self: self.flows)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), at_once=st.booleans())
+    def leave(self, data: st.DataObject, at_once: bool) -> None:
         slot = data.draw(st.sampled_from(sorted(self.flows)))
         del self.flows[slot]
         self.free.append(slot)
         self.shares.leave(slot)
+        if at_once:
+            self.settle()
 
     @precondition(lambda self: self.flows)
     @rule(data=st.data(), weight=WEIGHTS, cap=CAPS)
