@@ -48,6 +48,8 @@ __all__ = ["Grant", "Window", "cubic_segments", "share_weight"]
 # A round trip is over, and a window used up, when no more than rounding is missing.
 _ROUNDING = 1e-9
 _SAME = 1.0 - _ROUNDING
+# By how much a queue must be overrun, relatively: rates carry rounding, and round figures often fit exactly.
+_OVERRUN = 1.0 + 1e-6
 
 # What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
 _QUEUE_SECONDS = 0.1
@@ -274,7 +276,8 @@ class Window:
         if used and self._is_one and waits and not had_filled:
             share = min(rate / self._bytes_per_second, 1.0) * self._queue
             there = Bottleneck(rate, share, pipe, self._round_trip)
-            happens = of_a_burst if peak > share else of_a_standing_window if wanted - pipe > share else None
+            held = share * _OVERRUN
+            happens = of_a_burst if peak > held else of_a_standing_window if wanted - pipe > held else None
             if happens is not None:
                 self._window = wanted
                 self._overflow = happens(wanted, self._limit, self._left, self._segment, there)
@@ -291,7 +294,7 @@ class Window:
         pipe = rate * self._round_trip
         share = min(rate / self._bytes_per_second, 1.0) * self._queue
         waits = pipe <= 0.98 * self._window  # something, in the queue
-        if used and self._is_one and waits and wanted - pipe > share:
+        if used and self._is_one and waits and wanted - pipe > share * _OVERRUN:
             self._lose(now, min(wanted, pipe + share))
         else:
             self._window = wanted
