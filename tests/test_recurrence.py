@@ -92,7 +92,7 @@ class Watcher:
 def ends(
     way: Way,
     topology: Topology,
-    protocol: str,
+    protocol: Any,
     calls: list[tuple[Schedule, list[float]]],
     hosts: list[int],
     others: list[tuple[float, int, int, float]] = (),  # type: ignore[assignment]
@@ -226,10 +226,14 @@ def test_recurrence_and_compiled_loop_agree_with_events(data: st.DataObject) -> 
         )
 
 
+# Short queues overflow, and what then happens hangs on comparisons that rounding must not tip.
+PROTOCOLS = ["ideal", "linux-tcp", "gloo", {"preset": "gloo", "queue": 30}]
+
+
 @settings(max_examples=60)
-@given(data=st.data(), protocol=st.sampled_from(["ideal", "linux-tcp", "gloo"]))
+@given(data=st.data(), protocol=st.sampled_from(PROTOCOLS))
 def test_play_gives_the_times_and_bytes_of_events_whatever_else_happens(
-    data: st.DataObject, protocol: str
+    data: st.DataObject, protocol: Any
 ) -> None:
     """Several collectives one after the other or at once, other transfers, changing capacities."""
     topology = data.draw(topologies())
@@ -322,7 +326,7 @@ def test_members_on_one_host_exchange_for_free() -> None:
 def chained(
     way: Way,
     topology: Topology,
-    protocol: str,
+    protocol: Any,
     hosts: list[int],
     calls: list[tuple[Schedule, list[int]]],
     pauses: list[float],
@@ -354,9 +358,9 @@ def chained(
     return done, network
 
 
-@given(data=st.data(), protocol=st.sampled_from(["ideal", "linux-tcp", "gloo"]))
+@given(data=st.data(), protocol=st.sampled_from(PROTOCOLS))
 def test_members_that_go_on_at_once_meet_the_same_times_as_with_events(
-    data: st.DataObject, protocol: str
+    data: st.DataObject, protocol: Any
 ) -> None:
     """Collectives of all members and of groups, of which the next begins before the last is over."""
     topology = data.draw(topologies())
