@@ -361,7 +361,9 @@ def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
     try:
         return call(*arguments)
     except InputError as error:
-        raise document.error(path, error) from error
+        # What is called may tell the key itself, for callers without a document.
+        told = str(error).removeprefix(f"{'.'.join(map(str, path))}: ")
+        raise document.error(path, type(error)(told)) from error
 
 
 def _load_topology(settings: Settings, document: Document, folder: Path) -> Topology | None:

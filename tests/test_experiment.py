@@ -157,7 +157,7 @@ BAD_FILES = [
     ),
     (("compute: 50 ms", "compute: 0.05"), 4, "compute: 0.05 has no unit: write '0.05 s' or '0.05 ms'"),
     (("compute: 50 ms", "compute: {fixed: 1}"), 4, "compute: 1 has no unit: write '1 s' or '1 ms'"),
-    (("compute: 50 ms", "compute: -1 s"), 4, "compute: "),
+    (("compute: 50 ms", "compute: -1 s"), 4, "compute: expected a time such as '30 ms' and not negative"),
     (("compute: 50 ms", "compute: {jiter: 1}"), 4, "compute: unknown key of compute 'jiter': did you mean"),
     (("two-datacenters", "two-datacentres"), 3, "topology: "),
     (
