@@ -74,17 +74,15 @@ def of_a_burst(window: float, limit: float, left: float, segment: float, there: 
     grown = window + heard
     missing = (min(window, left) - heard) / 2
     following = min(2 * heard + max(window - heard - (1 - KEPT) * grown, 0.0), limit)
-    rounds: tuple[Round, ...] = (Round(following, missing),)
+    first = Round(following, missing)
     if grown <= limit:
-        return Overflow(rounds, grown)
-    # The full queue goes on draining while nothing new arrives.
-    earlier = -min(there.share / there.rate, there.round_trip)
-    rounds += (Round(missing + segment, 0.0, earlier),)
+        return Overflow((first,), grown)
+    stuck = _stuck(missing, segment, there)
     burst = min(KEPT * grown, limit, left - window)
     if burst <= there.share:
-        return Overflow(rounds, grown)
+        return Overflow((first, stuck), grown)
     again = (burst - there.share) / there.rate
-    return Overflow((*rounds, Round(0.0, 0.0, earlier + again)), burst)
+    return Overflow((first, stuck, Round(0.0, 0.0, stuck.later + again)), burst)
 
 
 def of_a_standing_window(
@@ -92,7 +90,11 @@ def of_a_standing_window(
 ) -> Overflow:
     """A window of slow start has filled the pipe, and the queue cannot hold the rest; arguments as above."""
     missing = min(window - there.pipe - there.share, left)
-    rounds: tuple[Round, ...] = (Round(there.pipe, missing),)
-    if window >= limit:
-        rounds += (Round(missing + segment, 0.0, -min(there.share / there.rate, there.round_trip)),)
+    first = Round(there.pipe, missing)
+    rounds = (first,) if window < limit else (first, _stuck(missing, segment, there))
     return Overflow(rounds, there.pipe + there.share)
+
+
+def _stuck(missing: float, segment: float, there: Bottleneck) -> Round:
+    """Only what is missing leaves, and what that lets go; meanwhile the full queue goes on draining."""
+    return Round(missing + segment, 0.0, -min(there.share / there.rate, there.round_trip))

@@ -259,7 +259,7 @@ class Window:
         elif math.isnan(self._lost_at):
             self._grow(now, used, rate)
         else:
-            self._widen(now, self._cubic(now - self._lost), used, rate)
+            self._recover(now, self._cubic(now - self._lost), used, rate)
 
     def _grow(self, now: float, used: float, rate: float) -> None:
         """Slow start, or what follows upon it without a loss."""
@@ -274,7 +274,7 @@ class Window:
         waits = not pipe > 0.98 * self._window > 1.02 * peak  # something, in the queue
         had_filled, self._has_filled = self._has_filled, self._has_filled or 0 < pipe < 0.98 * self._window
         if used and self._is_one and waits and not had_filled:
-            share = min(rate / self._bytes_per_second, 1.0) * self._queue
+            share = self._share(rate)
             there = Bottleneck(rate, share, pipe, self._round_trip)
             held = share * _OVERRUN
             happens = of_a_burst if peak > held else of_a_standing_window if wanted - pipe > held else None
@@ -286,19 +286,24 @@ class Window:
         if wanted >= self._threshold > self._window:
             self._lose(now, self._threshold / KEPT)
         else:
-            self._window = wanted
-            self._largest = max(self._largest, wanted)
+            self._widen(wanted)
 
-    def _widen(self, now: float, wanted: float, used: float, rate: float) -> None:
+    def _recover(self, now: float, wanted: float, used: float, rate: float) -> None:
         """CUBIC's next window, as long as the queue holds what the pipe does not."""
-        pipe = rate * self._round_trip
-        share = min(rate / self._bytes_per_second, 1.0) * self._queue
+        pipe, share = rate * self._round_trip, self._share(rate)
         waits = pipe <= 0.98 * self._window  # something, in the queue
         if used and self._is_one and waits and wanted - pipe > share * _OVERRUN:
             self._lose(now, min(wanted, pipe + share))
         else:
-            self._window = wanted
-            self._largest = max(self._largest, wanted)
+            self._widen(wanted)
+
+    def _widen(self, wanted: float) -> None:
+        self._window = wanted
+        self._largest = max(self._largest, wanted)
+
+    def _share(self, rate: float) -> float:
+        """Bytes of the bottleneck's queue that are this connection's."""
+        return min(rate / self._bytes_per_second, 1.0) * self._queue
 
     def _go_on_after(self, overflow: Overflow, now: float) -> None:
         """The next round after one that overran the queue; when all have been, the window falls."""
