@@ -164,24 +164,14 @@ class DiLoCoOptimizer(Optimizer):
             matchmaking_time,
             join_at,
         )
-        self._peers: Peers | None = None
-        if patience is not None and communicator is not None and communicator.world_size > 1:
-            patience.check(where, communicator, ranks_per_worker)
-            self._peers = Peers(communicator, patience)
+        self._peers = Peers.of(communicator, patience, ranks_per_worker, where)
         if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
             assert self._workers is not None
             self._load_from_first(self._workers, parameters)
         division = Sharding(sharding, ranks_per_node)
         self._gradients = None if inside is None else division.averager(parameters, inside)
         self._was_updated = self._is_averaged = self._is_shared = False
-        if isinstance(inner_optimizer, Optimizer):
-            if isinstance(self._gradients, ShardedReplica):
-                raise InputError(f"{where}: sharding needs inner_optimizer as a factory, not built already")
-            self.inner_optimizer = inner_optimizer
-        else:
-            spec = ensure_optim_spec(inner_optimizer)
-            built = spec.build(groups) if self._gradients is None else self._gradients.build(spec, groups)
-            self.inner_optimizer = built
+        self.inner_optimizer = self._built(inner_optimizer, groups)
         self.inner_optimizer.register_step_post_hook(self._note_update)
         self._share_inner_state()
         held = parameters if self._gradients is None else self._gradients.held
@@ -193,6 +183,15 @@ class DiLoCoOptimizer(Optimizer):
         if self._peers is not None:
             self._peers.begin(self._outer)
             self._catch_up()
+
+    def _built(self, inner_optimizer: OptimizerLike | Optimizer, groups: list[Any]) -> Optimizer:
+        if not isinstance(inner_optimizer, Optimizer):
+            spec = ensure_optim_spec(inner_optimizer)
+            return spec.build(groups) if self._gradients is None else self._gradients.build(spec, groups)
+        if isinstance(self._gradients, ShardedReplica):
+            where = type(self).__name__
+            raise InputError(f"{where}: sharding needs inner_optimizer as a factory, not built already")
+        return inner_optimizer
 
     def _load_from_first(self, workers: Workers, parameters: list[Tensor]) -> None:
         """Take over the first rank's parameters; who joins late gets them, or newer ones, when it does."""

@@ -85,14 +85,13 @@ class DiLoCoCommunicator(CommunicationModule):
         self.held: Sequence[Tensor] | None = None
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        where = type(self.strategy).__name__
         if self.workers is None:
-            self.workers = Workers.of(self.comm, self.ranks_per_worker, type(self.strategy).__name__)
+            self.workers = Workers.of(self.comm, self.ranks_per_worker, where)
         held = self.strategy.trainable if self.held is None else self.held
         averaging = self.averaging.charged(self.strategy)
         self.outer = OuterStep(held, self.outer_optim_spec, averaging)
-        if self.patience is not None and num_nodes > 1:
-            self.patience.check(type(self.strategy).__name__, self.comm, self.ranks_per_worker)
-            self.peers = Peers(self.comm, self.patience)
+        self.peers = Peers.of(self.comm, self.patience, self.ranks_per_worker, where)
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """The outer step if a round ends with this step."""

@@ -45,6 +45,19 @@ class Peers:
         self._has_begun = False
         self._news: dict[str, Any] = {}
 
+    @classmethod
+    def of(
+        cls, comm: Communicator | None, patience: Patience | None, ranks_per_worker: int, where: str
+    ) -> Peers | None:
+        """None where nobody has to be waited for, or everybody is for as long as it takes.
+
+        Raises InputError, beginning with `where`, where time-outs do not go with the rest.
+        """
+        if patience is None or comm is None or comm.world_size == 1:
+            return None
+        patience.check(where, comm, ranks_per_worker)
+        return cls(comm, patience)
+
     def begin(self, outer: OuterStep) -> None:
         """Called before the first step: who joins late does so, and gets what the others have by then."""
         if self._has_begun:
