@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from small_training import batch_of, make_model
 from torch import nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import SimpleReduceStrategy
-from exogym_core.tasks import build_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 WORLD_SIZE, STEPS = 2, 5
 # Not Adam, to which a sum of gradients looks like their mean.
 OPTIMIZER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
-
-
-def make_model() -> nn.Module:
-    return build_model("mlp", inputs=6, hidden=[16, 8], classes=3, seed=0)
-
-
-def batch_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * rank + step)
-    inputs = torch.randn(4, 6, generator=generator)
-    return inputs, inputs[:, :3].argmax(dim=1)
 
 
 def train_with_ddp(rank: int, rendezvous: str, result: str) -> None:

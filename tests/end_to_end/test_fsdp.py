@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import nn
+from small_training import batch_of, make_model
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.tasks import build_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
 WORLD_SIZE, STEPS, MAX_NORM = 4, 5, 0.3
 OPTIMIZER = {"lr": 0.01, "weight_decay": 0.1}
 NAMES = ("SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-
-
-def make_model() -> nn.Module:
-    return build_model("mlp", inputs=6, hidden=[16, 8], classes=3, seed=0)
-
-
-def batch_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * rank + step)
-    inputs = torch.randn(4, 6, generator=generator)
-    return inputs, inputs[:, :3].argmax(dim=1)
 
 
 def train_with_fsdp(name: str) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from result_bits import outcome
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -112,22 +113,6 @@ def end_of(events: Sequence[Mapping[str, Any]], protocol: str) -> FitResult | De
         return fit(events, protocol)
     except DeadlockError as error:
         return error
-
-
-def digest(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: digest(item) for key, item in value.items()}
-    return [digest(item) for item in value] if isinstance(value, list | tuple) else repr(value)
-
-
-def outcome(result: FitResult) -> Any:
-    assert result.complete
-    told = {**vars(result)}
-    for name in ("checkpoint_folder", "resumed_step"):
-        del told[name]
-    return digest(told)
 
 
 OUTAGES: dict[str, list[dict[str, Any]]] = {

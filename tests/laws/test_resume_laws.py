@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from result_bits import digest, outcome
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -100,25 +101,6 @@ def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitRe
         assert stop_at is not None
     assert trainer.result is not None
     return trainer.result
-
-
-def digest(value: Any) -> Any:
-    """The bits of a nested value, in a form that can be compared."""
-    if isinstance(value, Tensor):
-        return (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, dict):
-        return {key: digest(item) for key, item in value.items()}
-    return [digest(item) for item in value] if isinstance(value, list | tuple) else repr(value)
-
-
-def outcome(result: FitResult) -> Any:
-    assert result.complete
-    told = {**vars(result)}
-    for name in ("checkpoint_folder", "resumed_step"):
-        del told[name]
-    return digest(told)
 
 
 def last_checkpoint(result: FitResult) -> Any:

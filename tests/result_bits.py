@@ -1,0 +1,30 @@
+"""What two runs that are the same have in common, to the bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from exogym_core.history import FitResult
+
+
+def digest(value: Any) -> Any:
+    """The bits of a nested value, in a form that can be compared."""
+    if isinstance(value, Tensor):
+        return (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return {key: digest(item) for key, item in value.items()}
+    return [digest(item) for item in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def outcome(result: FitResult) -> Any:
+    assert result.complete
+    told = {**vars(result)}
+    for name in ("checkpoint_folder", "resumed_step"):
+        del told[name]
+    return digest(told)
