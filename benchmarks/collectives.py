@@ -19,13 +19,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from netsim.clock import Clock
 from netsim.collectives import default_algorithm, play, schedule
-from netsim.kernel import Kernel
-from netsim.network import Network
-from netsim.protocol import Protocol
-from netsim.requests import Advance, Call, Exit, Key, Post, Request, Wait
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.ranks.kernel import Kernel
+from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
 from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.clock import Clock
 from netsim.collectives import Schedule, play, schedule
-from netsim.network import Network
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

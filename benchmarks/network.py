@@ -162,7 +162,7 @@ def show_flow_speed(program: Path | None, folder: Path) -> None:
 
 def ring_seconds(topology: Topology, hosts: list[int]) -> tuple[float, float]:
     """A ring all-reduce of 100 MB, compiled: host seconds, and virtual seconds until all are done."""
-    from netsim import compiled
+    from netsim.fluid import compiled
 
     num = len(hosts)
     steps = 2 * (num - 1)

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.program import Program
-from exogym_core.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
 from exogym_core.tasks import Task, build_model, build_task
-from exogym_core.trainer import Trainer
+from exogym_core.training.program import Program
+from exogym_core.training.request import FitRequest
+from exogym_core.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

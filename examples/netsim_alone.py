@@ -3,9 +3,9 @@
 netsim needs neither torch nor tensors: a collective is a schedule of messages, played on links in virtual time.
 """
 
-from netsim.clock import Clock
 from netsim.collectives import algorithm_names, play, schedule
-from netsim.network import Network
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
 from netsim.topology import Topology
 
 WAN = {

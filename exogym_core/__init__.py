@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
-    from exogym_core.history import FitResult
-    from exogym_core.node import TrainNode
-    from exogym_core.optimizer import DiLoCoOptimizer
+    from exogym_core.results.history import FitResult
     from exogym_core.strategy import OptimSpec, Strategy
-    from exogym_core.trainer import LocalTrainer, Trainer
+    from exogym_core.training.node import TrainNode
+    from exogym_core.training.optimizer import DiLoCoOptimizer
+    from exogym_core.training.trainer import LocalTrainer, Trainer
 
 __all__ = [
     "Communicator",
@@ -32,13 +32,13 @@ __all__ = [
 
 _HOMES = {
     "Communicator": "communicator",
-    "DiLoCoOptimizer": "optimizer",
-    "FitResult": "history",
-    "LocalTrainer": "trainer",
+    "DiLoCoOptimizer": "training.optimizer",
+    "FitResult": "results.history",
+    "LocalTrainer": "training.trainer",
     "OptimSpec": "strategy",
     "Strategy": "strategy",
-    "TrainNode": "node",
-    "Trainer": "trainer",
+    "TrainNode": "training.node",
+    "Trainer": "training.trainer",
 }
 
 

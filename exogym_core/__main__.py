@@ -2,7 +2,7 @@
 
 import sys
 
-from exogym_core.cli import main
+from exogym_core.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

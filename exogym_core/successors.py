@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from netsim.errors import UnknownNameError, unknown_name
+from netsim.files.errors import UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.history import FitResult, Recorder
-from exogym_core.optimizer import DiLoCoOptimizer
+from exogym_core.results.history import FitResult, Recorder
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.errors import DeadlockError, InputError, UnknownNameError
-from netsim.kernel import StampedRow
+from exogym_core.training.optimizer import DiLoCoOptimizer
+from netsim.files.errors import DeadlockError, InputError, UnknownNameError
+from netsim.ranks.kernel import StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
-from exogym_core.workers.journal import Journal, requests_from_text, requests_to_text
-from netsim.errors import DeadlockError, InputError
-from netsim.kernel import Confirm, Fetch, Publish
+from exogym_core.ranks.journal import Journal, requests_from_text, requests_to_text
+from netsim.files.errors import DeadlockError, InputError
+from netsim.ranks.kernel import Confirm, Fetch, Publish
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator

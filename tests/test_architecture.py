@@ -18,12 +18,14 @@ ROOT = Path(netsim.__file__).parent.parent
 SOURCES = [path for room in ("netsim", "exogym_core") for path in sorted((ROOT / room).rglob("*.py"))]
 
 # Strategies and tasks see the contract, not what keeps it.
-ENGINE = ("netsim.kernel", "netsim.requests", "netsim.network", "netsim.collectives", "netsim.clock")
-JOINT = (
-    "simulated.py",
-    "simulation.py",
-    "present.py",
-)  # in exogym_core/communicator: where torch and the engine meet
+ENGINE = (
+    "netsim.ranks.kernel",
+    "netsim.ranks.requests",
+    "netsim.fluid.network",
+    "netsim.collectives",
+    "netsim.fluid.clock",
+)
+JOINT = "exogym_core/communicator/simulated/"  # where torch and the engine meet
 
 
 def imports(path: Path) -> set[str]:
@@ -56,16 +58,17 @@ def test_imports_point_down(path: Path) -> None:
     if room.startswith("exogym_core/strategy/"):
         seen = {name for name in names if name.startswith("exogym_core.communicator.")}
         assert all(name.startswith("exogym_core.communicator.base") for name in seen)
-    if room.startswith("exogym_core/") and path.name not in JOINT:
+    if room.startswith("exogym_core/") and not room.startswith(JOINT):
         engine = {name for name in names if name.startswith(ENGINE)}
-        workers = room.startswith("exogym_core/workers/")  # these carry the kernel's requests and results
-        assert not engine or (workers and all(name.startswith("netsim.kernel") for name in engine))
+        workers = room.startswith("exogym_core/ranks/")  # these carry the kernel's requests and results
+        assert not engine or (workers and all(name.startswith("netsim.ranks.kernel") for name in engine))
     if room.startswith("exogym_core/communicator/") and path.name != "__init__.py":
         assert not any(name.startswith("exogym_core.strategy") for name in names)
 
 
 def test_netsim_loads_without_torch() -> None:
-    code = "import sys, netsim.cli, netsim.network, netsim.collectives, netsim.kernel; print('torch' in sys.modules)"
+    engine = "netsim.tools.cli, netsim.fluid.network, netsim.collectives, netsim.ranks.kernel"
+    code = f"import sys, {engine}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -82,7 +85,7 @@ def modules() -> list[str]:
 def test_public_names_are_declared_sorted_and_there(name: str) -> None:
     if name.endswith("__main__"):
         pytest.skip("a script")
-    if name == "netsim.compiled":
+    if name == "netsim.fluid.compiled":
         pytest.importorskip("numba")
     module = importlib.import_module(name)
     declared = getattr(module, "__all__", [])

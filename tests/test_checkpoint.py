@@ -19,21 +19,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from exogym_core import Trainer, checkpoint, rank_state
-from exogym_core.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
+from exogym_core import Trainer
+from exogym_core.checkpoints import checkpoint, rank_state
+from exogym_core.checkpoints.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
+from exogym_core.checkpoints.rank_state import decode, encode, read_state, write_state
 from exogym_core.communicator import run_ranks
-from exogym_core.rank_state import decode, encode, read_state, write_state
-from exogym_core.record import RecordError
+from exogym_core.ranks.journal import Journal, requests_from_text, requests_to_text
+from exogym_core.results.record import RecordError
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
-from exogym_core.workers.journal import Journal, requests_from_text, requests_to_text
-from netsim.errors import InputError
-from netsim.kernel import Advance, Call, Key, Mark, Post, Wait
+from netsim.files.errors import InputError
+from netsim.ranks.kernel import Advance, Call, Key, Mark, Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from exogym_core.history import FitResult
+    from exogym_core.results.history import FitResult
 
 NUM_NODES, NUM_STEPS = 2, 5
 
@@ -349,7 +350,7 @@ def test_another_version_is_refused_with_both_values(
         found["versions"][package] = "99.0"
         return found
 
-    monkeypatch.setattr("exogym_core.resumption.run_identity", newer)
+    monkeypatch.setattr("exogym_core.checkpoints.resumption.run_identity", newer)
     with pytest.raises(InputError, match=rf"versions: {package} is .*, this run's is 99\.0;"):
         fit(resume_from=saved.parent)
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core import comparison, report
-from exogym_core.cli import main
+from exogym_core.app import comparison
+from exogym_core.app.cli import main
+from exogym_core.results import report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from exogym_core.record import RunFolder
+    from exogym_core.results.record import RunFolder
 
 EXPERIMENT = """\
 name: small

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from exogym_core.workers.children import Channel, ChannelClosed, Children
-from netsim.errors import InputError
+from exogym_core.ranks.children import Channel, ChannelClosed, Children
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +175,7 @@ def test_a_hundred_failures_leave_nothing() -> None:
 _PARENT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
-from exogym_core.workers.children import Children
+from exogym_core.ranks.children import Children
 print("once")
 def target(index, channel):
     channel.send(os.getpid())

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.coding import Coding
-from exogym_core.compute import Compute
+from exogym_core.cost.coding import Coding
+from exogym_core.cost.compute import Compute
 from exogym_core.strategy import (
     AllReduceStrategy,
     DeMoStrategy,
@@ -22,7 +22,7 @@ from exogym_core.strategy import (
     Strategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS, CastCodec
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

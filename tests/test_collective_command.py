@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from netsim.collectives import ALGORITHMS, OPERATIONS, schedule
-from netsim.collectives.bound import lower_bound_seconds
-from netsim.collectives.command import command
-from netsim.collectives.timing import time_collective
-from netsim.protocol import Protocol
+from netsim.collectives.times.bound import lower_bound_seconds
+from netsim.collectives.times.timing import time_collective
+from netsim.tools.collective import command
 from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path

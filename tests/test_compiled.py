@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim import flows
-from netsim.flows import Flow
-from netsim.protocol import Protocol
+from netsim.tools import flows
+from netsim.tools.flows import Flow
 from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
 
-compiled = pytest.importorskip("netsim.compiled", reason="needs numba", exc_type=ImportError)
+compiled = pytest.importorskip("netsim.fluid.compiled", reason="needs numba", exc_type=ImportError)
 
 Scene = tuple[Topology, list[Flow]]
 

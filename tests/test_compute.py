@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.compute import Compute, StepDurations, count_flops, measure_seconds
-from exogym_core.devices import DEFAULT_DEVICE, DEVICES, find_device
+from exogym_core.cost.compute import Compute, StepDurations, count_flops, measure_seconds
+from exogym_core.cost.devices import DEFAULT_DEVICE, DEVICES, find_device
 from exogym_core.tasks import GPT, MLP
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.clock import on_grid
-from netsim.errors import DeadlockError
+from netsim.files.errors import DeadlockError
+from netsim.fluid.clock import on_grid
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from exogym_core.batches import batch_reader, collate_of, move_batch
-from exogym_core.data import EpochOrder, OwnData, SharedData, StreamedData
-from netsim.errors import InputError, UnknownNameError
+from exogym_core.data.batches import batch_reader, collate_of, move_batch
+from exogym_core.data.samples import EpochOrder, OwnData, SharedData, StreamedData
+from netsim.files.errors import InputError, UnknownNameError
 
 worlds = st.integers(1, 6)
 batches = st.integers(1, 5)

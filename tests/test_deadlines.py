@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
-from exogym_core.workers.journal import Journal, requests_from_text, requests_to_text
-from netsim.clock import Clock, on_grid
-from netsim.errors import DeadlockError, InputError
-from netsim.kernel import Advance, Answer, Arrival, Exit, Join, Kernel, Key, Request, StampedRow
+from exogym_core.ranks.journal import Journal, requests_from_text, requests_to_text
+from netsim.files.errors import DeadlockError, InputError
+from netsim.fluid.clock import Clock, on_grid
+from netsim.ranks.kernel import Advance, Answer, Arrival, Exit, Join, Kernel, Key, Request, StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pydantic import Field
 
-from netsim import documents
-from netsim.documents import MAX_VALUES, Document, Problem, Schema, parse_document, validate
-from netsim.errors import InputError, UnknownNameError
+from netsim.files import documents
+from netsim.files.documents import MAX_VALUES, Document, Problem, Schema, parse_document, validate
+from netsim.files.errors import InputError, UnknownNameError
 
 
 @pytest.mark.parametrize(
@@ -132,5 +132,11 @@ def test_nothing_in_a_message_breaks_its_line() -> None:
 
 
 def test_examples() -> None:
-    for name in ("documents", "graph", "placement", "topology", "usage"):
+    for name in (
+        "files.documents",
+        "topology.graph",
+        "topology.placement",
+        "topology.topology",
+        "tools.usage",
+    ):
         assert doctest.testmod(importlib.import_module(f"netsim.{name}")).failed == 0

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from exogym_core.experiment import Experiment
-from netsim.documents import parse_document
-from netsim.errors import InputError, UnknownNameError
+from exogym_core.app.experiment import Experiment
+from netsim.files.documents import parse_document
+from netsim.files.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim.fairness import FloatArray, IntArray, max_min_rates
+from netsim.fluid.fairness import FloatArray, IntArray, max_min_rates
 
 Problem = tuple[FloatArray, IntArray, FloatArray, FloatArray]
 
@@ -64,7 +64,7 @@ def test_rates_are_those_of_progressive_filling(problem: Problem) -> None:
 @given(problems())
 def test_compiled_rates_are_the_same(problem: Problem) -> None:
     pytest.importorskip("numba")
-    from netsim import compiled_fairness
+    from netsim.fluid import compiled_fairness
 
     np.testing.assert_allclose(
         compiled_fairness.max_min_rates(*problem), max_min_rates(*problem), rtol=1e-9, atol=1e-15

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from exogym_core.communicator import run_ranks
-from netsim.clock import Clock
 from netsim.collectives import default_algorithm, play, schedule
-from netsim.collectives.timing import time_collective
-from netsim.errors import DeadlockError, InputError
-from netsim.faults import Faults
-from netsim.flows import play_flows
-from netsim.network import Network
-from netsim.protocol import Protocol
+from netsim.collectives.times.timing import time_collective
+from netsim.files.errors import DeadlockError, InputError
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.tools.flows import play_flows
 from netsim.topology import Topology
-from netsim.traffic import drift_factors
-from netsim.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
+from netsim.topology.protocol import Protocol
+from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
+from netsim.weather.faults import Faults
+from netsim.weather.traffic import drift_factors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from netsim.faults import Entry
+    from netsim.weather.faults import Entry
 
 MEGABYTE = 1_000_000
 A, B, C = range(3)

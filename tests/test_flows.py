@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from netsim.flows import command, play_flows
+from netsim.tools.flows import command, play_flows
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

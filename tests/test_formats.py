@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core.compute import Compute
-from exogym_core.experiment import Evaluate, Experiment, Settings, Workers
-from exogym_core.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
-from netsim import topology_schema
-from netsim.documents import Schema, parse_document
-from netsim.protocol import Protocol
+from exogym_core.app.experiment import Evaluate, Experiment, Settings, Workers
+from exogym_core.cost.compute import Compute
+from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
+from netsim.files.documents import Schema, parse_document
 from netsim.topology import Topology
+from netsim.topology import schema as topology_schema
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

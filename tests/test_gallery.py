@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from netsim.topology import Topology, shipped_topologies
-from netsim.weather import Weather
+from netsim.topology.weather import Weather
 
 SHIPPED = sorted(shipped_topologies())
 

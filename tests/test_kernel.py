@@ -8,9 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from netsim.clock import Clock, on_grid
-from netsim.errors import DeadlockError
-from netsim.kernel import Advance, Answer, Ask, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
+from netsim.files.errors import DeadlockError
+from netsim.fluid.clock import Clock, on_grid
+from netsim.ranks.kernel import (
+    Advance,
+    Answer,
+    Ask,
+    Call,
+    Exit,
+    Kernel,
+    Key,
+    Mark,
+    Post,
+    Request,
+    StampedRow,
+    Wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

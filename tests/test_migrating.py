@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from exogym_core.cli import cli as netgym
-from exogym_core.trainer import Trainer
-from netsim.cli import cli as netsim
+from exogym_core.app.cli import cli as netgym
+from exogym_core.training.trainer import Trainer
+from netsim.tools.cli import cli as netsim
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}

@@ -11,11 +11,12 @@ import yaml
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from exogym_core import Trainer, minibatch
-from exogym_core.cli import main
-from exogym_core.minibatch import fitting_size, memory_limit, saved_bytes
+from exogym_core import Trainer
+from exogym_core.app.cli import main
 from exogym_core.strategy import AllReduceStrategy
-from netsim.errors import InputError
+from exogym_core.training import minibatch
+from exogym_core.training.minibatch import fitting_size, memory_limit, saved_bytes
+from netsim.files.errors import InputError
 
 INPUTS = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS)
@@ -104,7 +105,7 @@ def test_an_error_of_the_model_comes_out_at_once() -> None:
 
 def test_an_experiment_stores_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("exogym_core.report.write_report", lambda folder: None)
+    monkeypatch.setattr("exogym_core.results.report.write_report", lambda folder: None)
     Path("small.yaml").write_text(
         "task: digits\nmodel: {name: mlp, hidden: [4]}\nworkers: {count: 2, kind: threads}\ndevice: cpu\n"
         "steps: 2\nbatch_size: 6\nminibatch_size: auto\nstrategies: [AllReduce]\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from netsim import cli
+from netsim.tools import cli
 from netsim.topology import shipped_topologies
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_mistakes_are_one_line(
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from netsim import cli; cli.main(['--help']);"
+        "import sys; from netsim.tools import cli; cli.main(['--help']);"
         "heavy = ('numpy', 'torch', 'pydantic', 'networkx', 'rich', 'matplotlib');"
         "sys.exit(str([name for name in heavy if name in sys.modules]))"
     )
@@ -101,13 +101,13 @@ def test_interrupting_is_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("netsim.show.Topology.load", interrupt)
+    monkeypatch.setattr("netsim.tools.show.Topology.load", interrupt)
     assert cli.main(["show", "lan"]) == 130
     assert capsys.readouterr().err.strip() == ""
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    code = "import sys; from netsim import cli; sys.exit(cli.main(['show', 'wan-10-regions']))"
+    code = "import sys; from netsim.tools import cli; sys.exit(cli.main(['show', 'wan-10-regions']))"
     command = f'{sys.executable} -c "{code}" | head -1'
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert result.stdout == "wan-10-regions\n"

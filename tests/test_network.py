@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import simpy
 
-from netsim.clock import Clock
-from netsim.errors import InputError, UnknownNameError
-from netsim.network import Network
-from netsim.protocol import Protocol
+from netsim.files.errors import InputError, UnknownNameError
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
 from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from netsim.fairness import FloatArray, IntArray
+    from netsim.fluid.fairness import FloatArray, IntArray
 
 # a - switch - b, c: 8 Mbit/s each way, 10 ms from the host to the switch: 1 MB takes 1.02 s.
 TOPOLOGY = Topology.from_mapping(

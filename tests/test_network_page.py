@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from netsim.collectives import schedule
-from netsim.collectives.timing import time_collective
-from netsim.flows import play_flows
-from netsim.protocol import PRESETS, Protocol
+from netsim.collectives.times.timing import time_collective
+from netsim.tools.flows import play_flows
 from netsim.topology import Topology
+from netsim.topology.protocol import PRESETS, Protocol
 
 PAGE = " ".join((Path(__file__).parents[1] / "docs" / "network.md").read_text().split())
 

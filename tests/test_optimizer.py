@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.errors import InputError, UnknownNameError
+from exogym_core.training.optimizer import DiLoCoOptimizer
+from netsim.files.errors import InputError, UnknownNameError
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
 NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from netsim.flows import play_flows
-from netsim.picture import Sketch
-from netsim.plot import command, draw, mean_use
+from netsim.tools.flows import play_flows
+from netsim.tools.picture import Sketch
+from netsim.tools.plot import command, draw, mean_use
+from netsim.tools.trace import Recorder
 from netsim.topology import Topology, shipped_topologies
-from netsim.trace import Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path

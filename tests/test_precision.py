@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import FitResult, Trainer
 from exogym_core.strategy import STRATEGIES, build_strategy
 from exogym_core.tasks import MLP
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, INPUTS[:, :3].argmax(dim=1))

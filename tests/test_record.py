@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from exogym_core.loggers import FolderLogger
 from exogym_core.names import file_name, unique_labels, visible
-from exogym_core.record import RecordError, RunFolder, csv_text, write_whole
-from netsim.errors import InputError
+from exogym_core.results.loggers import FolderLogger
+from exogym_core.results.record import RecordError, RunFolder, csv_text, write_whole
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netsim.clock import Clock
 from netsim.collectives import ALGORITHMS, Schedule, play, schedule
-from netsim.collectives.compiled import compiled_seconds
-from netsim.collectives.ensemble import execute
-from netsim.collectives.recurrence import contention_free_seconds
-from netsim.fork import wires_of
-from netsim.network import Network
+from netsim.collectives.times.compiled import compiled_seconds
+from netsim.collectives.times.ensemble import execute
+from netsim.collectives.times.recurrence import contention_free_seconds
+from netsim.fluid.clock import Clock
+from netsim.fluid.fork import wires_of
+from netsim.fluid.network import Network
 from netsim.topology import Topology
 
 ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]

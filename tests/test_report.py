@@ -12,10 +12,10 @@ import yaml
 from rich.console import Console
 
 from exogym_core.names import visible
-from exogym_core.record import RunFolder
-from exogym_core.report import Results, table_cells, table_headings, verdict, write_report
-from exogym_core.report.table import ratio, rich_table
-from netsim.errors import InputError
+from exogym_core.results.record import RunFolder
+from exogym_core.results.report import Results, table_cells, table_headings, verdict, write_report
+from exogym_core.results.report.table import ratio, rich_table
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

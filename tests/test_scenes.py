@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netsim.clock import Clock
 from netsim.collectives import default_algorithm, play, schedule
-from netsim.collectives.ensemble import execute
-from netsim.kernel import Kernel
-from netsim.network import Network
-from netsim.requests import Advance, Call, Exit, Key, Post, Request, Wait
+from netsim.collectives.times.ensemble import execute
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.ranks.kernel import Kernel
+from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

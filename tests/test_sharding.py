@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import DiLoCoOptimizer, Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from pathlib import Path

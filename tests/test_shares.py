@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from netsim import shares as shares_module
-from netsim.fairness import max_min_rates
-from netsim.shares import Shares
+from netsim.fluid import shares as shares_module
+from netsim.fluid.fairness import max_min_rates
+from netsim.fluid.shares import Shares
 
 NUM_LINKS = 6
 RATES = st.sampled_from([0.0, 1.0, 2.0, 3.0, 10.0, 0.125, 1e6])

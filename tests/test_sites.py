@@ -16,7 +16,7 @@ from torch import Tensor
 from exogym_core import DiLoCoOptimizer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 from netsim.topology import Topology
 
 SEED = 3

@@ -29,9 +29,9 @@ from exogym_core.strategy import (
     build_strategy,
     ensure_optim_spec,
 )
-from exogym_core.strategy.arguments import accepted_arguments
+from exogym_core.strategy.options.arguments import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 

@@ -9,10 +9,10 @@ import torch
 
 from exogym_core import LocalTrainer, OptimSpec, Strategy, Trainer
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy
-from exogym_core.strategy.arguments import accepted_arguments
+from exogym_core.strategy.options.arguments import accepted_arguments
 from exogym_core.successors import FIT_ARGUMENTS, STRATEGY_ARGUMENTS
 from exogym_core.tasks import MLP
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 
 MODEL = MLP()
 

@@ -13,9 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from exogym_core import tasks
-from exogym_core.sampling import draw_tokens
+from exogym_core.app.sampling import draw_tokens
 from exogym_core.tasks import MLP, MODELS, TASKS, Task, build_model, build_task
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 
 
 def num_parameters(model: torch.nn.Module) -> int:

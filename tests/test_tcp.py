@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from netsim.clock import Clock
-from netsim.flows import play_flows
-from netsim.network import Network
-from netsim.protocol import Protocol
-from netsim.tcp import cubic_segments
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.fluid.tcp import cubic_segments
+from netsim.tools.flows import play_flows
 from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
 
 SEGMENT = 1448
 INITIAL = 10 * SEGMENT

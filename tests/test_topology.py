@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 from netsim.topology import Host, Topology
-from netsim.weather import Background, Drift, HostEvent, LinkEvent, Trace
+from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace
 
 EXAMPLE = """\
 name: two-sites-and-a-home

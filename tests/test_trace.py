@@ -13,18 +13,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from exogym_core.cli import main
+from exogym_core.app.cli import main
 from exogym_core.communicator import Communicator, run_ranks
-from netsim.clock import Clock
-from netsim.collectives.command import command as collective_command
-from netsim.errors import DeadlockError, InputError, RankError
-from netsim.faults import Faults
-from netsim.flows import command as flows_command
-from netsim.flows import play_flows
-from netsim.network import Network
+from netsim.files.errors import DeadlockError, InputError, RankError
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.tools.collective import command as collective_command
+from netsim.tools.flows import command as flows_command
+from netsim.tools.flows import play_flows
+from netsim.tools.trace import Recorder
 from netsim.topology import Topology
-from netsim.trace import Recorder
-from netsim.weather import LinkEvent
+from netsim.topology.weather import LinkEvent
+from netsim.weather.faults import Faults
 
 PAIR = Topology.from_mapping(
     {

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from exogym_core.experiment import Experiment
-from exogym_core.record import RunFolder
-from exogym_core.tracking import open_loggers
-from netsim.documents import parse_document
-from netsim.errors import InputError
+from exogym_core.app.experiment import Experiment
+from exogym_core.app.tracking import open_loggers
+from exogym_core.results.record import RunFolder
+from netsim.files.documents import parse_document
+from netsim.files.errors import InputError
 
 
 def experiment(loggers: str) -> Experiment:

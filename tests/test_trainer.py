@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from exogym_core import FitResult, LocalTrainer, Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.program import Program
-from exogym_core.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from exogym_core.tasks import MLP, build_model, build_task
-from netsim.errors import InputError, RankError, UnknownNameError
+from exogym_core.training.program import Program
+from exogym_core.training.request import FitRequest
+from netsim.files.errors import InputError, RankError, UnknownNameError
 
 
 def tiny_data(count=40, seed=0):

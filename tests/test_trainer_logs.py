@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.tasks import build_model
-from netsim.errors import InputError, RankError, UnknownNameError
+from netsim.files.errors import InputError, RankError, UnknownNameError
 
 
 def data():

@@ -10,13 +10,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from exogym_core.communicator import run_ranks
-from exogym_core.compute import Compute, StepDurations
-from exogym_core.data import EpochOrder, SharedData
-from exogym_core.history import FitResult, Recorder, mean_utilisation
-from exogym_core.node import LoopSettings, TrainNode
+from exogym_core.cost.compute import Compute, StepDurations
+from exogym_core.data.samples import EpochOrder, SharedData
+from exogym_core.results.history import FitResult, Recorder, mean_utilisation
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from exogym_core.tasks import MLP, build_model
-from netsim.kernel import StampedRow
+from exogym_core.training.node import LoopSettings, TrainNode
+from netsim.ranks.kernel import StampedRow
 
 
 def data(rank=0, world=1, batch=4, mini=2):

@@ -7,10 +7,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.compute import Compute
+from exogym_core.cost.compute import Compute
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
 from exogym_core.tasks import build_model
-from netsim.errors import InputError, UnknownNameError
+from netsim.files.errors import InputError, UnknownNameError
 
 
 def network(latency="0 ms", bandwidth="100 Mbit/s", hosts=3, devices=()):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
-from netsim.clock import Clock
 from netsim.collectives import play, play_all_to_all, schedule
-from netsim.network import Network
-from netsim.protocol import Protocol
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
 from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim import units
-from netsim.errors import InputError
-from netsim.units import (
+from netsim.files import units
+from netsim.files.errors import InputError
+from netsim.files.units import (
     format_bits_per_second,
     format_bytes,
     format_fraction,

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.workers import processes, watch
-from exogym_core.workers.carrier import Carrier
-from exogym_core.workers.watch import Silence
+from exogym_core.ranks import processes, watch
+from exogym_core.ranks.carrier import Carrier
+from exogym_core.ranks.watch import Silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable

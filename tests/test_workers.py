@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.workers import rng
-from exogym_core.workers.arena import Arena
-from exogym_core.workers.rng import RandomStates, seed_device
-from exogym_core.workers.spec import WorkerSpec
-from netsim.errors import InputError
+from exogym_core.ranks import rng
+from exogym_core.ranks.arena import Arena
+from exogym_core.ranks.rng import RandomStates, seed_device
+from exogym_core.ranks.spec import WorkerSpec
+from netsim.files.errors import InputError
 
 
 @pytest.mark.parametrize(

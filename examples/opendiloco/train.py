@@ -11,7 +11,7 @@ import argparse
 import os
 
 from exogym_core import Trainer
-from exogym_core.experiment import Experiment
+from exogym_core.app.experiment import Experiment
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("experiment")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.communicator.base import Communicator, Handle, Traffic
 
 if TYPE_CHECKING:
-    from exogym_core.communicator.gloo import GlooCommunicator
-    from exogym_core.workers.run import RunResult, run_ranks
+    from exogym_core.communicator.gloo.communicator import GlooCommunicator
+    from exogym_core.ranks.run import RunResult, run_ranks
 
 __all__ = ["Communicator", "GlooCommunicator", "Handle", "RunResult", "Traffic", "run_ranks"]
 
@@ -17,11 +17,11 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: the simulation needs no sockets, and `run_ranks` starts workers, which use
     # communicators.
     if name == "GlooCommunicator":
-        from exogym_core.communicator.gloo import GlooCommunicator
+        from exogym_core.communicator.gloo.communicator import GlooCommunicator
 
         return GlooCommunicator
     if name in ("RunResult", "run_ranks"):
-        from exogym_core.workers import run
+        from exogym_core.ranks import run
 
         return getattr(run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

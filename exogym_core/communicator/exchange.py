@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.communicator.values import Outcome, combine
-from netsim.errors import DeadlockError, MismatchError, NetsimError
+from netsim.files.errors import DeadlockError, MismatchError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from netsim.kernel import Key
+    from netsim.ranks.kernel import Key
 
 __all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
 

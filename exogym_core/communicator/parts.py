@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

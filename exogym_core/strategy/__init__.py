@@ -8,7 +8,7 @@ from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrateg
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
-from exogym_core.strategy.optim import OptimSpec, ensure_optim_spec
+from exogym_core.strategy.options.optim import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.selectors import (
     IndexSelector,
     PartitionedIndexSelector,
@@ -17,7 +17,7 @@ from exogym_core.strategy.parts.selectors import (
 )
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
 from exogym_core.strategy.sparta_diloco import SPARTADiLoCoStrategy
-from netsim.errors import unknown_name
+from netsim.files.errors import unknown_name
 
 __all__ = [
     "STRATEGIES",

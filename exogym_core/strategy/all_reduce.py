@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.arguments import positive_int
 from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options.arguments import positive_int
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager
-from exogym_core.strategy.parts.sharding import Sharding
-from netsim.errors import InputError
+from exogym_core.strategy.sites.sharding import Sharding
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn

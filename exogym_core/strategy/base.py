@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from exogym_core.strategy.arguments import number, one_argument, refuse_unknown, told_arguments
-from exogym_core.strategy.lr_schedule import (
+from exogym_core.strategy.options.arguments import number, one_argument, refuse_unknown, told_arguments
+from exogym_core.strategy.options.lr_schedule import (
     LRSchedulerLike,
     build_scheduler,
     resolve_scheduler,
     without_updates,
 )
-from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
-from netsim.errors import InputError
+from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from exogym_core.coding import Coding
     from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.coding import Coding
     from exogym_core.strategy.parts.codecs import Codec
     from exogym_core.strategy.parts.gradients import GradientAverager
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.base import Strategy
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.arguments import number, positive_int
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.optim import OptimSpec
+from exogym_core.strategy.options.arguments import number, positive_int
+from exogym_core.strategy.options.optim import OptimSpec
 from exogym_core.strategy.parts.codecs import read_as
 from exogym_core.strategy.parts.gradients import dense_gradient
-from netsim.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from exogym_core.strategy.arguments import number, one_argument, positive_int
+from exogym_core.strategy.absence.patience import Patience
+from exogym_core.strategy.absence.peers import Peers
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
-from exogym_core.strategy.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.options.arguments import number, one_argument, positive_int
+from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.outer import OuterStep
-from exogym_core.strategy.parts.patience import Patience
-from exogym_core.strategy.parts.peers import Peers
-from exogym_core.strategy.parts.sharding import Sharding
-from exogym_core.strategy.parts.workers import Workers
+from exogym_core.strategy.sites.sharding import Sharding
+from exogym_core.strategy.sites.site import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from exogym_core.strategy.parts.patience import Seconds
+    from exogym_core.strategy.absence.patience import Seconds
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoStrategy"]
 
@@ -149,7 +149,7 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
             send nonsense; these two send `n - 1` times the encoded bytes.
         ranks_per_worker: ranks that form one worker; it must divide their number.
         sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
-            `exogym_core.strategy.parts.sharding:Sharding`.
+            `exogym_core.strategy.sites.sharding:Sharding`.
         ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
         averaging_timeout: virtual seconds (or text such as "60 s") that averaging may take; then those who cannot
             be reached are left out, or where all can, those with the narrowest connection, and the others begin

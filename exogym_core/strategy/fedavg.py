@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from exogym_core.strategy.arguments import one_argument, positive_int
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
+from exogym_core.strategy.options.arguments import one_argument, positive_int
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.generators import shared_generator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.arguments import fraction, one_argument, positive_int
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
+from exogym_core.strategy.options.arguments import fraction, one_argument, positive_int
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.arguments import fraction, one_argument
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy
 from exogym_core.strategy.diloco import DiLoCoCommunicator
+from exogym_core.strategy.options.arguments import fraction, one_argument
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 from exogym_core.strategy.sparta import SparseCommunicator
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from exogym_core.strategy.optim import OptimizerLike
+    from exogym_core.strategy.options.optim import OptimizerLike
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["SPARTADiLoCoStrategy"]

@@ -20,7 +20,7 @@ from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
 from exogym_core.tasks.mnist import mnist
 from exogym_core.tasks.task import Task
 from exogym_core.tasks.text import TokenFile, TokenWindows, text
-from netsim.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 __all__ = ["TokenEmbedding"]
 

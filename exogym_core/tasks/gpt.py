@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exogym_core.tasks.embedding import TokenEmbedding
-from netsim.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from exogym_core.tasks.classifiers import classification_accuracy
 from exogym_core.tasks.task import Task
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 __all__ = ["mnist", "read_idx"]
 

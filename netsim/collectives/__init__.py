@@ -1,10 +1,16 @@
 """Collectives as schedules of messages, and the clock they take on a network."""
 
-from netsim.collectives.algorithms import ALGORITHMS, OPERATIONS, algorithm_names, default_algorithm, schedule
-from netsim.collectives.arrays import run_on_arrays
-from netsim.collectives.play import Play, play
-from netsim.collectives.schedules import Schedule
-from netsim.collectives.uneven import play_all_to_all
+from netsim.collectives.schedules.algorithms import (
+    ALGORITHMS,
+    OPERATIONS,
+    algorithm_names,
+    default_algorithm,
+    schedule,
+)
+from netsim.collectives.schedules.arrays import run_on_arrays
+from netsim.collectives.schedules.schedule import Schedule
+from netsim.collectives.times.play import Play, play
+from netsim.collectives.times.uneven import play_all_to_all
 
 __all__ = [
     "ALGORITHMS",

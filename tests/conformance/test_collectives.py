@@ -11,7 +11,7 @@ from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, program
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator

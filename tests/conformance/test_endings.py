@@ -18,10 +18,10 @@ import pytest
 import torch
 from conformance_cases import run
 
-from exogym_core.communicator.gloo import GlooCommunicator
-from exogym_core.workers.children import Channel, Children
-from exogym_core.workers.gloo_ranks import launch_gloo
-from netsim.errors import DeadlockError, RankError
+from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.ranks.children import Channel, Children
+from exogym_core.ranks.gloo_ranks import launch_gloo
+from netsim.files.errors import DeadlockError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,7 @@ def test_ranks_listen_on_loopback_only() -> None:
 _SCRIPT = """
 import os, signal, sys
 import torch
-from exogym_core.workers.gloo_ranks import launch_gloo
+from exogym_core.ranks.gloo_ranks import launch_gloo
 
 def body(comm):
     comm.barrier()

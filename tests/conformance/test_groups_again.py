@@ -34,7 +34,7 @@ def test_reuse_gives_one_group_for_the_same_ranks(transport: str) -> None:
 def test_islands_over_sockets_connect_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import strategy_reference as reference
 
-    from exogym_core.communicator.rendezvous import Rendezvous
+    from exogym_core.communicator.gloo.rendezvous import Rendezvous
     from exogym_core.strategy import FedAvgStrategy
 
     model, batches = reference.make_problem(3, 8, 3, 3, seed=1)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
 
-from exogym_core.communicator.gloo import GlooCommunicator
-from exogym_core.communicator.rendezvous import Rendezvous, choose_backend
-from exogym_core.workers.children import Channel, Children
-from exogym_core.workers.gloo_ranks import launch_gloo
-from netsim.errors import InputError, RankError
+from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
+from exogym_core.ranks.children import Channel, Children
+from exogym_core.ranks.gloo_ranks import launch_gloo
+from netsim.files.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from conformance_cases import TRANSPORTS, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.traffic_formulas import sent_bytes
+from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
 from netsim.collectives import default_algorithm, schedule
 
 if TYPE_CHECKING:

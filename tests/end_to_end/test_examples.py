@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core.cli import main as netgym
-from exogym_core.experiment import Experiment
+from exogym_core.app.cli import main as netgym
+from exogym_core.app.experiment import Experiment
 from exogym_core.strategy import STRATEGIES
 from exogym_core.tasks import LLAMA_PRESETS
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file
 
-from exogym_core.cli import main
+from exogym_core.app.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -328,7 +328,7 @@ def test_version_and_help(netgym: Netgym) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, exogym_core.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import sys, exogym_core.app.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

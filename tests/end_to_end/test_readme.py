@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from exogym_core.cli import main as netgym
-from exogym_core.experiment import Experiment
-from netsim.cli import main as netsim
-from netsim.documents import parse_document
+from exogym_core.app.cli import main as netgym
+from exogym_core.app.experiment import Experiment
+from netsim.files.documents import parse_document
+from netsim.tools.cli import main as netsim
 from netsim.topology import Topology
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from simgrid_cases import Row, case, golden, random_graph, random_rows, star, wan4
 
-from netsim import flows as flows_module
-from netsim.flows import play_flows
+from netsim.tools import flows as flows_module
+from netsim.tools.flows import play_flows
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
 
@@ -66,7 +66,7 @@ def test_compiled_loop_gives_the_same_instants(network: str, monkeypatch: pytest
 )
 def test_ring_all_reduce_over_64_hosts_is_as_in_simgrid(place: str, seconds: float) -> None:
     """100 MB in chunks of ceil(1e8 / 64); a rank sends on when its previous send and receive are done."""
-    compiled = pytest.importorskip("netsim.compiled", reason="needs numba", exc_type=ImportError)
+    compiled = pytest.importorskip("netsim.fluid.compiled", reason="needs numba", exc_type=ImportError)
     num = 64
     topology = star(num) if place == "star" else wan4(num)
     hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if place == "round robin" else list(range(num))

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.checkpoint import Checkpoint, find_checkpoint
+from exogym_core.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.errors import DeadlockError
+from netsim.files.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from exogym_core.history import FitResult
+    from exogym_core.results.history import FitResult
 
 STEPS, H = 20, 2
 PROCESSES = {"kind": "processes", "processes": 2}

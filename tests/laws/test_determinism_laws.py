@@ -19,9 +19,9 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import build_strategy
-from netsim.clock import Clock
 from netsim.collectives import play, schedule
-from netsim.network import Network
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

@@ -12,24 +12,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import netsim.faults
-import netsim.network
-import netsim.outage
-from netsim.capacity import Capacity
-from netsim.clock import Clock
+import netsim.fluid.network
+import netsim.fluid.outage
+import netsim.weather.faults
 from netsim.collectives import play, schedule
-from netsim.errors import DeadlockError
-from netsim.faults import Faults
-from netsim.network import Network
-from netsim.paths import PathTable
+from netsim.files.errors import DeadlockError
+from netsim.fluid.capacity import Capacity
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.fluid.paths import PathTable
+from netsim.fluid.transfers import Transfers
 from netsim.topology import Topology
-from netsim.transfers import Transfers
-from netsim.weather import Background, HostEvent, LinkEvent, Weather
+from netsim.topology.weather import Background, HostEvent, LinkEvent, Weather
+from netsim.weather.faults import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from netsim.fairness import FloatArray, IntArray
+    from netsim.fluid.fairness import FloatArray, IntArray
 
 # a, b - left - right - c, d: the middle is shared and narrow.
 TOPOLOGY = Topology.from_mapping(
@@ -273,11 +273,11 @@ def crashes_lose_messages(patch: pytest.MonkeyPatch) -> None:
             if network._of_slot[slot].path.source == host:
                 network.abort(number)
 
-    patch.setattr(netsim.faults, "drop_transfers", drop)
+    patch.setattr(netsim.weather.faults, "drop_transfers", drop)
 
 
 def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
-    right = netsim.outage.drop_transfers
+    right = netsim.fluid.outage.drop_transfers
 
     def drop(network: Network, host: int) -> None:
         slots = network._slots.items()
@@ -288,11 +288,11 @@ def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
             if path.source == host:
                 network.send(path.source, path.target, 1, call)
 
-    patch.setattr(netsim.faults, "drop_transfers", drop)
+    patch.setattr(netsim.weather.faults, "drop_transfers", drop)
 
 
 def held_transfers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(netsim.network, "go_on_unless_cut", lambda network, slot: None)
+    patch.setattr(netsim.fluid.network, "go_on_unless_cut", lambda network, slot: None)
 
 
 def windows_forget_what_they_drained(patch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim.clock import Clock
-from netsim.network import Network
-from netsim.paths import PathTable
-from netsim.shares import Shares
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.fluid.paths import PathTable
+from netsim.fluid.shares import Shares
+from netsim.fluid.transfers import Transfers
 from netsim.topology import Topology
-from netsim.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from netsim.fairness import FloatArray, IntArray
+    from netsim.fluid.fairness import FloatArray, IntArray
 
 LATENCIES = ["0 s", "1 ms", "10 ms", "37 ms", "100 ms"]
 BANDWIDTHS = [1, 2, 5, 10, 100]  # Mbit/s

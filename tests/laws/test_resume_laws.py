@@ -13,18 +13,19 @@ from result_bits import digest, outcome
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from exogym_core import Trainer, node
-from exogym_core.checkpoint import Checkpoint, find_checkpoint
-from exogym_core.communicator.simulated import SimulatedCommunicator
-from exogym_core.data import Source
-from exogym_core.node import TrainNode
+from exogym_core import Trainer
+from exogym_core.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.data.samples import Source
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
+from exogym_core.training import node
+from exogym_core.training.node import TrainNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from exogym_core.history import FitResult
+    from exogym_core.results.history import FitResult
 
 NUM_NODES, NUM_STEPS = 3, 7
 PROCESSES = {"kind": "processes", "processes": 2}

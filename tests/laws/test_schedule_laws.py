@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netsim.collectives import ALGORITHMS, Schedule, run_on_arrays, schedule
-from netsim.collectives.schedules import ListedPhase
-from netsim.errors import InputError, UnknownNameError
+from netsim.collectives.schedules.schedule import ListedPhase
+from netsim.files.errors import InputError, UnknownNameError
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")

@@ -15,9 +15,9 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from netsim.errors import InputError
-from netsim.graph import natural_key
+from netsim.files.errors import InputError
 from netsim.topology import Topology, shipped_topologies
+from netsim.topology.graph import natural_key
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
-from netsim.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

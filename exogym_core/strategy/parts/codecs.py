@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from netsim.errors import unknown_name
+from netsim.files.errors import unknown_name
 
 __all__ = [
     "CODECS",

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from exogym_core.strategy.parts.average import average_flat
 from exogym_core.strategy.parts.flat import plan_buckets, unflatten
-from netsim.errors import InputError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.optim import OptimSpec
+    from exogym_core.strategy.options.optim import OptimSpec
     from exogym_core.strategy.parts.codecs import Codec
-    from exogym_core.strategy.parts.workers import Workers
+    from exogym_core.strategy.sites.site import Workers
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "dense_gradient"]
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.optim import OptimSpec
-    from exogym_core.strategy.parts.workers import Workers
+    from exogym_core.strategy.options.optim import OptimSpec
+    from exogym_core.strategy.sites.site import Workers
 
 __all__ = ["OuterStep"]
 

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.arguments import fraction
+from exogym_core.strategy.options.arguments import fraction
 from exogym_core.strategy.parts.generators import shared_generator
-from netsim.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name
 
 __all__ = [
     "SELECTORS",

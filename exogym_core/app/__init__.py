@@ -1,0 +1,1 @@
+"""`netgym`: experiments as files, and the command line."""

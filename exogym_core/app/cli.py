@@ -1,0 +1,295 @@
+"""`netgym`: run, compare, report, sample, list, validate."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from exogym_core.app.runs import resume_run, show_report, stdout, train
+from exogym_core.names import visible, visible_text
+from netsim.files.errors import InputError, NetsimError, unknown_name
+from netsim.tools.usage import CommandGroup, usage_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from exogym_core.app.experiment import Experiment
+
+__all__ = ["main"]
+
+# torch, matplotlib and what imports them are imported inside commands: `netgym --help` answers at once.
+
+
+@dataclass
+class _Options:
+    """What concerns every command."""
+
+    debug: bool = False
+
+
+def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.ensure_object(_Options).debug = True
+
+
+_debug = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show Python's traceback with an error.",
+)
+
+
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Such as an unset variable of a shell leaves behind: it would be taken for the folder one is in."""
+    if value == "":
+        raise click.BadParameter("it is empty: give a name, or leave the option out", context, parameter)
+    return value
+
+
+def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """EXPERIMENT is needed unless there is --resume."""
+    if value is None and context.params.get("resume") is None:
+        raise click.MissingParameter(ctx=context, param=parameter, param_hint="'EXPERIMENT'")
+    return value
+
+
+def _is_resumed(resume: Path | None, **others: object) -> bool:
+    """Whether a run is to go on, which it does as it was begun: nothing else may be given."""
+    if resume is None:
+        return False
+    for name, value in others.items():
+        if value:
+            told = "EXPERIMENT" if name == "experiment" else f"--{name}"
+            raise InputError(f"--resume {visible(resume)}: goes on as it was begun: leave out {told}")
+    return True
+
+
+def _run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What `run` and `compare` have in common."""
+    for option in reversed(
+        [
+            click.argument(
+                "experiment", type=click.Path(path_type=Path), required=False, callback=_or_resume
+            ),
+            click.option(
+                "--resume",
+                metavar="DIR",
+                type=click.Path(path_type=Path),
+                is_eager=True,  # known when it is asked whether EXPERIMENT is missing
+                help="Go on with the run in this folder, from its last checkpoint.",
+            ),
+            click.option(
+                "--topology",
+                metavar="NAME",
+                callback=_not_empty,
+                help="Another network: a shipped name or a file.",
+            ),
+            click.option("--protocol", metavar="NAME", callback=_not_empty, help="Another protocol."),
+            click.option(
+                "--scale", metavar="NAME", help="Change the keys that EXPERIMENT lists under scales: NAME."
+            ),
+            click.option(
+                "--set",
+                "overrides",
+                metavar="KEY=VALUE",
+                multiple=True,
+                help="Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
+            ),
+            click.option(
+                "--out",
+                metavar="DIR",
+                callback=_not_empty,
+                help="The run's folder, new or empty [runs/<name>-<n>].",
+            ),
+            _debug,
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(metadata.version("netgym"), prog_name="netgym", message="%(prog)s %(version)s")
+@_debug
+def cli() -> None:
+    """Train virtual workers for real over a simulated network; see loss and wall clock together."""
+
+
+@cli.command()
+@_run_options
+@click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz, to look at with Perfetto.")
+def run(
+    experiment: Path | None,
+    resume: Path | None,
+    topology: str | None,
+    protocol: str | None,
+    scale: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    strategy: str | None,
+    trace: bool,
+) -> None:
+    """Train with one strategy of EXPERIMENT, or go on with a run."""
+    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy}
+    if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
+        assert resume is not None
+        return resume_run(resume, trace=trace)
+    assert experiment is not None
+    loaded = _load(experiment, topology, protocol, overrides, scale)
+    if strategy is not None:
+        loaded = loaded.only(strategy)
+    elif len(loaded.strategies) > 1:
+        names = ", ".join(visible(entry.label, 40) for entry in loaded.strategies)
+        raise InputError(
+            f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
+            "or use: netgym compare"
+        )
+    return train(loaded, out, trace=trace)
+
+
+@cli.command()
+@_run_options
+def compare(
+    experiment: Path | None,
+    resume: Path | None,
+    topology: str | None,
+    protocol: str | None,
+    scale: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+) -> None:
+    """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
+    given = {"set": overrides, "scale": scale, "out": out}
+    if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
+        assert resume is not None
+        return resume_run(resume)
+    assert experiment is not None
+    return train(_load(experiment, topology, protocol, overrides, scale), out)
+
+
+@cli.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@_debug
+def report(run_folder: Path) -> None:
+    """Build the plots and the page of RUN again, from its metrics."""
+    from exogym_core.results.record import RunFolder
+
+    show_report(RunFolder.open(run_folder))
+
+
+@cli.command()
+@click.argument("model_or_run", metavar="MODEL_OR_RUN", type=click.Path(path_type=Path))
+@click.option("--strategy", metavar="NAME", help="Whose model [the only one].")
+@click.option("--prompt", required=True, help="What to go on from: text, or token numbers.")
+@click.option("--tokens", default=200, show_default=True, help="How many to draw.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
+@click.option("--seed", type=int, help="Of the draws [another text each time].")
+@_debug
+def sample(
+    model_or_run: Path, strategy: str | None, prompt: str, tokens: int, temperature: float, seed: int | None
+) -> None:
+    """Let the language model of a run write on from a prompt."""
+    from exogym_core.app.sampling import Sampler
+
+    sampler = Sampler.of_run(model_or_run, strategy)
+    click.echo(visible_text(sampler.text(prompt, tokens, temperature, seed)))
+
+
+@cli.command("list")
+@click.argument("what", required=False)
+@_debug
+def list_names(what: str | None) -> None:
+    """Show what can be named: strategies, tasks, models, topologies, devices, protocols."""
+    from exogym_core.app.catalogue import SECTIONS
+
+    if what is not None and what not in SECTIONS:
+        raise unknown_name("list", what, SECTIONS)
+    console = stdout()
+    for section in [what] if what is not None else SECTIONS:
+        console.print(Text(section, style="bold"))
+        for name, description in SECTIONS[section]():
+            console.print(Text(f"  {name:<22} {visible(description)}".rstrip()), soft_wrap=True)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@_debug
+def validate(file: Path) -> None:
+    """Check an experiment or a topology FILE."""
+    from netsim.files.documents import load_document
+
+    document = load_document(file)
+    keys = document.data.keys() if isinstance(document.data, dict) else set()
+    if keys & {"hosts", "links", "regions", "routers", "wan"}:
+        from netsim.topology.topology import Topology
+
+        network = Topology.load(file)
+        told = f"topology of {len(network.hosts)} hosts and {len(network.links)} links"
+    else:
+        from exogym_core.app.experiment import Experiment
+
+        experiment = Experiment.load(file)
+        for scale in experiment.settings.scales:
+            Experiment.load(file, scale=scale)
+        experiment.build_model(experiment.build_task())
+        names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
+        told = f"experiment of {experiment.settings.workers.count} workers with {names}"
+    click.echo(f"{visible(file)}: valid: {told}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for a mistake in the input, 1 for other errors.
+
+    Errors are told in one line on stderr, without a traceback unless there is `--debug`.
+    """
+    options = _Options()
+    try:
+        code = cli.main(arguments, prog_name="netgym", standalone_mode=False, obj=options)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _fail(usage_message(error), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        if isinstance(error, NetsimError):
+            told = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            return _fail(told, 2 if isinstance(error, InputError) else 1)
+        told = visible(f"{type(error).__name__}: {error}", 500)
+        return _fail(f"{told} (--debug shows where)", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    lines = [visible(line, 2000) for line in message.splitlines()] or ["failed"]
+    click.echo("\n".join([f"error: {lines[0]}", *lines[1:]]), err=True)
+    return code
+
+
+def _load(
+    path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str], scale: str | None
+) -> Experiment:
+    from exogym_core.app.experiment import Experiment
+
+    if topology is not None and Path(topology).is_file():
+        # A path in the experiment is relative to its file, one on the command line to where we are.
+        topology = str(Path(topology).resolve())
+    given = {"topology": topology, "protocol": protocol}
+    options = {key: value for key, value in given.items() if value is not None}
+    return Experiment.load(path, list(overrides), options, scale)

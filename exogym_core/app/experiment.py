@@ -1,0 +1,384 @@
+"""What to run, as one YAML file: read, checked key by key, and resolved into a form that runs again as it is.
+
+    experiment = Experiment.load("examples/digits_wan.yaml", overrides=["steps=20"])
+    experiment.strategies[0].label, experiment.settings.workers.count
+    print(experiment.to_yaml())          # every default written out, the topology inlined
+
+Nothing here imports torch before a strategy, task or model is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+
+from exogym_core.app.overrides import apply_overrides
+from exogym_core.names import unique_labels
+from netsim.files.documents import Document, KeyPath, Schema, load_document, parse_document, validate
+from netsim.files.errors import InputError, unknown_name
+from netsim.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from exogym_core.cost.compute import Compute
+    from exogym_core.strategy import Strategy
+    from exogym_core.tasks import Task
+
+__all__ = ["Checkpoint", "Evaluate", "Experiment", "Named", "Settings", "StrategySettings", "Workers"]
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Named(Schema):
+    """A name with options beside it: `digits`, or `{name: digits, validation_fraction: 0.1}`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What stands beside the name."""
+        return dict(self.model_extra or {})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The name, then the options in the order of their names."""
+        return {"name": self.name, **dict(sorted(self.options.items()))}
+
+
+class StrategySettings(Named):
+    """A strategy's name, its arguments, and a label of one's own for tables and files."""
+
+    label: str | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The name, the label, then the arguments in the order of their names."""
+        return {"name": self.name, "label": self.label, **dict(sorted(self.options.items()))}
+
+
+class Workers(Schema):
+    """How many workers there are, and how this machine carries them (which changes no result)."""
+
+    count: Count
+    kind: Literal["auto", "threads", "processes"] = "auto"
+    processes: Count | None = None
+    intra_op_threads: Count = 1
+
+
+class Evaluate(Schema):
+    """Evaluation of the local and of the averaged model, off the clock.
+
+    Attributes:
+        every: steps between two evaluations.
+        samples: how many validation samples; None: all of them.
+        correlation_every: steps between two comparisons of the replicas; None: none.
+    """
+
+    every: Count = 100
+    samples: Count | None = None
+    correlation_every: Count | None = None
+
+
+class Checkpoint(Schema):
+    """Steps between two checkpoints."""
+
+    every: Count
+
+
+def _name_alone(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Choice = Annotated[Named, BeforeValidator(_name_alone)]
+StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]
+
+
+class Settings(Schema):
+    """The keys of an experiment file, as written or by default.
+
+    Attributes:
+        name: of the run folder; by default the file's.
+        task: data, and the default model for them.
+        model: the model; None: the task's default.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; a list is dealt out to the ranks in turn.
+        topology: a file, a shipped name or the mapping itself; None: no network, no virtual time.
+        placement: the host of each rank; None: evenly over regions.
+        protocol: a preset or a mapping; None: the topology's, else ideal.
+        compute: how long a step takes, such as `50 ms`, `measured`, or a mapping.
+        steps: optimizer steps of each worker.
+        batch_size: samples of each worker in a step.
+        minibatch_size: samples of one backward pass; None: the whole batch; `auto`: as there is memory for.
+        shuffle: a new order in each epoch.
+        autocast: compute in half precision: `bf16` (or true), or `fp16` with a scaled loss.
+        target_loss: of the averaged model; how soon it is reached is the comparison.
+        checkpoint: None: no checkpoints.
+        seed: of everything random.
+        loggers: where metrics go besides the CSV files that are always written.
+        scales: name -> what `--scale` of that name replaces, in the key paths of `--set`. Not part of the
+            resolved form.
+    """
+
+    name: str | None = None
+    task: Choice
+    model: Choice | None = None
+    workers: Workers
+    device: str | Annotated[list[str], Field(min_length=1)] = "auto"
+    topology: str | dict[str, Any] | None = None
+    placement: Annotated[list[str], Field(min_length=1)] | None = None
+    protocol: str | dict[str, Any] | None = None
+    compute: str | dict[str, Any] = "flops"
+    steps: Count
+    batch_size: Count = 16
+    minibatch_size: Count | Literal["auto"] | None = None
+    shuffle: bool = True
+    autocast: bool | Literal["bf16", "fp16"] = False
+    strategies: Annotated[list[StrategyChoice], Field(min_length=1)]
+    evaluate: Evaluate = Evaluate()
+    target_loss: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    checkpoint: Checkpoint | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=["csv"])
+    scales: dict[str, dict[str, Any]] = Field(default={})
+
+    @field_validator("compute", mode="before")
+    @classmethod
+    def _refuse_bare_seconds(cls, value: object) -> object:
+        fixed = value.get("fixed") if isinstance(value, dict) else value
+        if isinstance(fixed, int | float) and not isinstance(fixed, bool):
+            raise InputError(f"{fixed} has no unit: write '{fixed} s' or '{fixed} ms'")
+        return value
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked experiment. Make one with `load` or `from_document`.
+
+    Attributes:
+        settings: every key of the file.
+        topology: the network, loaded; None where there is none.
+        compute: how long steps take.
+        document: what was written where, so that later errors can say so.
+        strategies: those to run, each with a label of its own.
+    """
+
+    settings: Settings
+    topology: Topology | None
+    compute: Compute
+    document: Document
+    strategies: tuple[StrategySettings, ...]
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        scale: str | None = None,
+    ) -> Experiment:
+        """Read an experiment file.
+
+        Args:
+            path: the YAML file.
+            overrides: `key.path=value`, as in `--set`.
+            options: top-level keys replaced by flags of their own, such as `--topology`.
+            scale: which of the file's `scales` to apply, before the overrides.
+
+        Raises:
+            InputError: whatever is wrong, one line a mistake with file, line and key.
+        """
+        path = Path(path)
+        document = apply_overrides(load_document(path), overrides, options, scale)
+        return cls.from_document(document, folder=path.parent, default_name=path.stem)
+
+    @classmethod
+    def from_document(
+        cls, document: Document, folder: Path = Path(), default_name: str = "experiment"
+    ) -> Experiment:
+        """Check a document; relative topology files are looked for in `folder` first."""
+        settings = validate(Settings, document)
+        settings = settings.model_copy(update={"name": settings.name or default_name})
+        labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
+        experiment = cls(
+            settings=settings,
+            topology=_load_topology(settings, document, folder),
+            compute=_parse_compute(settings, document),
+            document=document,
+            strategies=tuple(
+                entry.model_copy(update={"label": label})
+                for entry, label in zip(settings.strategies, labels, strict=True)
+            ),
+        )
+        experiment._check_network()
+        experiment._check_machine()
+        for entry in experiment.strategies:
+            experiment.build_strategy(entry)
+        return experiment
+
+    def only(self, name: str) -> Experiment:
+        """This with the one strategy of that name or label.
+
+        Raises:
+            UnknownNameError: the experiment has none of that name.
+        """
+        chosen = [entry for entry in self.strategies if name in (entry.label, entry.name)]
+        if not chosen:
+            labels = [str(entry.label) for entry in self.strategies]
+            raise self.document.error(("strategies",), unknown_name("strategy", name, labels))
+        return replace(self, strategies=tuple(chosen[:1]))
+
+    def build_task(self) -> Task:
+        """The task, its data loaded."""
+        from exogym_core.tasks import build_task
+
+        task = self.settings.task
+        try:
+            return build_task(task.name, **task.options)
+        except InputError as error:
+            raise self.document.error(_blamed(("task",), task, error), error) from error
+
+    def build_model(self, task: Task) -> nn.Module:
+        """The model with its initial parameters, drawn from the seed."""
+        from exogym_core.tasks import build_model
+
+        model = self.settings.model
+        name, options = (model.name, model.options) if model else (None, {})
+        try:
+            return build_model(name, task, seed=self.settings.seed, **options)
+        except InputError as error:
+            path = _blamed(("model",), model, error) if model else ("task",)
+            raise self.document.error(path, error) from error
+
+    def build_strategy(self, entry: StrategySettings) -> Strategy:
+        """A fresh strategy object."""
+        from exogym_core.strategy import build_strategy
+        from exogym_core.tasks import load_callable
+
+        try:
+            if ":" in entry.name:
+                return load_callable(entry.name, "strategy")(**entry.options)  # type: ignore[no-any-return]
+            return build_strategy(entry.name, **entry.options)
+        except (InputError, TypeError) as error:
+            told = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
+            position = [other.label for other in self.strategies].index(entry.label)
+            raise self.document.error(_blamed(("strategies", position), entry, told), told) from error
+
+    def with_minibatch(self, minibatch_size: int) -> Experiment:
+        """This with another micro-batch, such as one that was found out."""
+        return replace(self, settings=self.settings.model_copy(update={"minibatch_size": minibatch_size}))
+
+    def with_compute(self, compute: Compute) -> Experiment:
+        """This with another compute time, such as a measured one."""
+        return replace(self, compute=compute)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The resolved form: every key in its order, defaults written out, the topology inlined."""
+        settings = self.settings
+        plain = settings.model_dump(mode="python", exclude={"scales"})
+        plain["task"] = settings.task.to_mapping()
+        plain["model"] = settings.model.to_mapping() if settings.model else None
+        plain["topology"] = self.topology.to_mapping() if self.topology else None
+        plain["compute"] = self.compute.to_mapping()
+        plain["strategies"] = [entry.to_mapping() for entry in self.strategies]
+        return plain
+
+    def to_yaml(self) -> str:
+        """The resolved form as a YAML file that loads to an equal experiment."""
+        return yaml.dump(self.to_mapping(), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110)
+
+    def _check_network(self) -> None:
+        """What only the topology can tell: placement, and a protocol that exists."""
+        from exogym_core.cost.devices import find_device
+        from netsim.topology.protocol import Protocol
+
+        settings = self.settings
+        if settings.protocol is not None:
+            _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
+        if self.topology is None:
+            if settings.placement is not None:
+                raise self.document.error(("placement",), "there is no topology to place ranks on: add one")
+            return
+        hosts = _at(
+            self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement
+        )
+        if self.compute.kind == "flops" and self.compute.device is None:
+            for host in (self.topology.hosts[number] for number in dict.fromkeys(hosts)):
+                if host.device is not None:
+                    _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
+
+    def _check_machine(self) -> None:
+        """What this machine is asked for, before data are read: devices, and micro-batches that fit."""
+        from exogym_core.training.request import nearest_divisor, parse_device
+
+        settings = self.settings
+        several = isinstance(settings.device, list)
+        for position, name in enumerate(settings.device if several else [settings.device]):
+            if name != "auto" or several:
+                path = ("device", position) if several else ("device",)
+                _at(self.document, path, parse_device, name, "device")
+        size, batch_size = settings.minibatch_size, settings.batch_size
+        if isinstance(size, int) and batch_size % size:
+            fitting = nearest_divisor(batch_size, size)
+            told = f"{size} does not divide batch_size {batch_size}: write {fitting}"
+            raise self.document.error(("minibatch_size",), told)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that our reader would take for something else, such as '1e9'."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write everything out: the reader refuses aliases."""
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    try:
+        reads_back = parse_document(text).data == text
+    except InputError:
+        reads_back = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if reads_back else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _blamed(path: KeyPath, named: Named, error: InputError) -> KeyPath:
+    """`path`, and the option in it that the error is about, if its text names one."""
+    text = str(error)
+    places = {key: max(text.find(f"'{key}'"), text.find(f"{key}=")) for key in named.options}
+    found = [key for key, place in places.items() if place >= 0]
+    return (*path, min(found, key=lambda key: places[key])) if found else path
+
+
+def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
+    """`call(*arguments)`, its InputError told with the place in the document."""
+    try:
+        return call(*arguments)
+    except InputError as error:
+        # What is called may tell the key itself, for callers without a document.
+        told = str(error).removeprefix(f"{'.'.join(map(str, path))}: ")
+        raise document.error(path, type(error)(told)) from error
+
+
+def _load_topology(settings: Settings, document: Document, folder: Path) -> Topology | None:
+    given = settings.topology
+    if given is None:
+        return None
+    if isinstance(given, str):
+        beside = folder / given
+        return _at(document, ("topology",), Topology.load, beside if beside.is_file() else given)  # type: ignore[no-any-return]
+    line = document.line_of(("topology",))
+    place = document.where if line is None else f"{document.where}:{line}"
+    return Topology.from_mapping(given, f"{place}: topology")
+
+
+def _parse_compute(settings: Settings, document: Document) -> Compute:
+    from exogym_core.cost.compute import Compute
+
+    return _at(document, ("compute",), Compute.parse, settings.compute)  # type: ignore[no-any-return]

@@ -1,0 +1,151 @@
+"""What a person sees while strategies train: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from exogym_core.names import visible
+from netsim.files.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from exogym_core.results.history import FitResult
+
+__all__ = ["LiveProgress", "PlainProgress", "progress_for"]
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_TO_FIRST_LINE = 1.0
+_NAME_WIDTH = 24
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    """Loss and virtual time of a row in a few words."""
+    seconds = row.get("virtual_seconds")
+    loss = f"loss {row['train_loss']:.4f}"
+    return loss if seconds is None else f"{loss}, virtual time {format_seconds(seconds)}"
+
+
+def _ended(label: str, result: FitResult) -> str:
+    words = [f"step {len(result.history)} of {result.max_steps}"]
+    if result.final_loss is not None:
+        words.append(f"final loss {result.final_loss:.4f}")
+    if result.virtual_seconds is not None:
+        words.append(f"virtual time {format_seconds(result.virtual_seconds)}")
+    if result.first_non_finite_step is not None:
+        words.append(f"loss not finite from step {result.first_non_finite_step}")
+    return f"{visible(label, 40)} {'done' if result.complete else 'stopped'}: {', '.join(words)}"
+
+
+class PlainProgress:
+    """A line now and then: at a strategy's start and end, and every few seconds between.
+
+    Args:
+        write: takes a line.
+        log: takes the lines that tell what happened, without those in between.
+    """
+
+    def __init__(self, write: Callable[[str], None], log: Callable[[str], None]) -> None:
+        self._write, self._log = write, log
+        self._label, self._num_steps = "", 0
+        self._last = 0.0
+        self._first: tuple[float, int] | None = None  # when the first step came, and which it was
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
+        """Say which strategy starts."""
+        self._label, self._num_steps = visible(label, 40), num_steps
+        self._last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+        self._first = None
+        line = f"{self._label} ({position} of {num_strategies}): {num_steps} steps"
+        self._write(line)
+        self._log(line)
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Say how far it is, if that has not been said lately."""
+        if row["kind"] != "step":
+            return
+        now = time.monotonic()
+        # What comes before the first step, such as the start of processes, says nothing about the others.
+        begun, first = self._first = self._first or (now, row["step"])
+        if now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        line = f"{self._label}: step {row['step']} of {self._num_steps}, {_told(row)}"
+        if row["step"] > first:
+            left = (now - begun) / (row["step"] - first) * (self._num_steps - row["step"])
+            line += f", ETA {format_seconds(round(left))}"
+        self._write(line)
+
+    def end(self, result: FitResult) -> None:
+        """Say how it ended."""
+        line = _ended(self._label, result)
+        self._write(line)
+        self._log(line)
+
+
+class LiveProgress:
+    """A bar a strategy with step, loss, virtual time and time left.
+
+    Args:
+        console: the terminal.
+        log: takes lines that tell what happened.
+    """
+
+    def __init__(self, console: Console, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._label = ""
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}", markup=False),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+        )
+
+    def __enter__(self) -> LiveProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
+        """Add a bar."""
+        self._label = visible(label, _NAME_WIDTH)
+        self._task = self._progress.add_task(self._label.ljust(14), total=num_steps, told="starting")
+        self._log(f"{self._label} ({position} of {num_strategies}): {num_steps} steps")
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Move it."""
+        if row["kind"] == "step" and self._task is not None:
+            self._progress.update(self._task, completed=row["step"], told=_told(row))
+
+    def end(self, result: FitResult) -> None:
+        """Leave it with the final figures."""
+        line = _ended(self._label, result)
+        if self._task is not None:
+            self._progress.update(self._task, told=line.split(": ", 1)[1].split(", ", 1)[-1])
+            self._progress.stop_task(self._task)
+        self._log(line)
+
+
+def progress_for(console: Console, log: Callable[[str], None]) -> LiveProgress | PlainProgress:
+    """A live bar if `console` is a terminal, else lines."""
+    if console.is_terminal:
+        return LiveProgress(console, log)
+    return PlainProgress(lambda line: console.print(Text(line), soft_wrap=True), log)

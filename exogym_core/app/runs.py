@@ -1,0 +1,146 @@
+"""What `netgym run` and `compare` do with an experiment: a folder, training, the table and the page.
+
+Also how that ends early, in order, and how it goes on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from exogym_core.names import visible
+from netsim.files.errors import InputError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from exogym_core.app.experiment import Experiment
+    from exogym_core.results.record import RunFolder
+
+__all__ = ["resume_run", "show_report", "stdout", "train"]
+
+# torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
+
+_PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
+_WIDEST_TABLE = 200  # there
+
+
+def train(experiment: Experiment, out: str | None, *, trace: bool = False) -> None:
+    """Train with every strategy of the experiment, into the folder `out` or a new one of runs/."""
+    from exogym_core.results.record import RunFolder
+
+    with _interruptible(len(experiment.strategies)) as begin:
+        folder = begin(RunFolder.create(out, str(experiment.settings.name)))
+        try:
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+            folder.write_environment()
+            _compare(experiment, folder, trace=trace)
+            show_report(folder)
+        except InputError:
+            # Found before any training: such as data that are not where the task was told to look.
+            if not folder.read_summary():
+                folder.discard()
+            raise
+
+
+def resume_run(path: Path, *, trace: bool = False) -> None:
+    """Go on with what was stopped, as its folder says; leave alone what is finished."""
+    from exogym_core.app.experiment import Experiment
+    from exogym_core.results.record import RunFolder
+
+    folder = RunFolder.open(path)
+    experiment = Experiment.load(path / "experiment.yaml")
+    if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
+        click.echo(f"{visible(path)}: this run is finished and left as it is")
+        click.echo(str(path))
+        return
+    with _interruptible(len(experiment.strategies)) as begin:
+        begin(folder).clean()
+        folder.log("resumed")
+        _compare(experiment, folder, resume=True, trace=trace)
+        show_report(folder)
+
+
+@contextmanager
+def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFolder]]:
+    """Ctrl-C and SIGTERM end what is inside in order; the function takes the folder to speak of."""
+    from exogym_core.app.signals import Interruption
+
+    folders: list[RunFolder] = []
+
+    def begin(folder: RunFolder) -> RunFolder:
+        folders.append(folder)
+        return folder
+
+    with Interruption() as interruption:
+        try:
+            yield begin
+        except KeyboardInterrupt:
+            for folder in folders:
+                folder.log("interrupted")
+                click.echo(_interrupted(folder, num_strategies), err=True)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+        except NetsimError as error:
+            for folder in folders:
+                if (folder.path / "summary.json").is_file():
+                    path = visible(folder.path)
+                    error.add_note(f"What was done is in {path}; to go on: netgym compare --resume {path}")
+            raise
+
+
+def _interrupted(folder: RunFolder, num_strategies: int) -> str:
+    path = visible(folder.path)
+    if len(folder.finished()) == num_strategies:
+        return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
+    return (
+        f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}; "
+        f"to go on: netgym compare --resume {path}"
+    )
+
+
+def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False, trace: bool = False) -> None:
+    from exogym_core.app.comparison import compare
+    from exogym_core.app.progress import progress_for
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = f"warning: {visible(message, 500)}"
+        console.print(Text(line), soft_wrap=True)
+        folder.log(line)
+
+    console = Console(stderr=True)
+    with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        compare(experiment, folder, progress, resume=resume, trace=trace)
+
+
+def show_report(folder: RunFolder) -> None:
+    """Write the page, and print table, sentence, digest and, as the last line, the folder."""
+    from exogym_core.results.report import Results, rich_table, verdict, write_report
+
+    write_report(folder)
+    results = Results.load(folder)
+    decision = verdict(results)
+    console = stdout(_WIDEST_TABLE)
+    table, left_out = rich_table(results, winner=decision.winner, width=console.width)
+    console.print(table)
+    console = stdout()
+    if left_out:
+        console.print(Text(f"No room for {', '.join(left_out)}: see report.html.", style="dim"))
+    console.print()
+    console.print(Text(decision.text))
+    console.print()
+    console.print(Text(f"digest {folder.digest()}"))
+    click.echo(str(folder.path))
+
+
+def stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
+    """The terminal at its width, or what is no terminal at `plain_width`."""
+    console = Console()
+    return console if console.is_terminal else Console(width=plain_width)

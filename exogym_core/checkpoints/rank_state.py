@@ -1,0 +1,226 @@
+"""Nested states on disk: tensors as safetensors, everything else as JSON, nothing pickled.
+
+    facts = write_state(folder, "rank-0000", state)    # size and digest of the two files it makes
+    state = read_state(folder, "rank-0000", facts)     # refuses files that are not those
+
+What JSON cannot say (tuples, keys that are no text, tensors, bytes) is an object with the key `$`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from exogym_core.names import visible
+from exogym_core.results.record import RecordError
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "FileFacts",
+    "damaged",
+    "decode",
+    "encode",
+    "random_streams",
+    "read_checked",
+    "read_state",
+    "restore_random_streams",
+    "write_new",
+    "write_state",
+]
+
+FileFacts = dict[str, dict[str, Any]]
+"""Name of a file -> its `num_bytes` and `sha256`."""
+
+
+def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
+    """`value` as JSON can hold it; its tensors are added to `tensors`, copied to the CPU.
+
+    Takes None, truth values, numbers (exactly, nan and infinities too), text, bytes, lists, tuples, mappings
+    with any such keys, Counters, dtypes, devices, numpy's arrays and torch's tensors, nested in each other.
+
+    Raises:
+        InputError: something else; the line says where it is.
+
+    >>> encode({"a": (1, None), 2: b"x"}, {})["items"][1]
+    [2, {'$': 'bytes', 'base64': 'eA=='}]
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+        case Tensor():
+            name = str(len(tensors))
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            return {"$": "tensor", "name": name}
+        case np.ndarray():
+            return {**encode(torch.from_numpy(value.copy()), tensors), "$": "array"}
+        case np.generic():
+            return value.item()
+        case list():
+            return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        case tuple():
+            return {"$": "tuple", "items": encode(list(value), tensors, where)}
+        case bytes():
+            return {"$": "bytes", "base64": base64.b64encode(value).decode()}
+        case torch.dtype() | torch.device():
+            return {"$": type(value).__name__, "name": str(value).removeprefix("torch.")}
+        case Mapping():
+            return _encode_mapping(value, tensors, where)
+    raise InputError(
+        f"checkpoint: {where} is a {type(value).__name__}; a state_dict must hold tensors, numbers, text, "
+        "bytes, lists, tuples and mappings"
+    )
+
+
+def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where: str) -> Any:
+    if type(value) is not Counter and all(type(key) is str and key != "$" for key in value):
+        return {key: encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
+    items = [
+        [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")]
+        for key, item in value.items()
+    ]
+    return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": items}
+
+
+def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: `plain` did not come from there.
+    """
+    if isinstance(plain, list):
+        return [decode(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    match plain.get("$"):
+        case None:
+            return {key: decode(item, tensors) for key, item in plain.items()}
+        case "tensor":
+            return tensors[plain["name"]]
+        case "array":
+            return tensors[plain["name"]].numpy()
+        case "tuple":
+            return tuple(decode(plain["items"], tensors))
+        case "bytes":
+            return base64.b64decode(plain["base64"])
+        case "dtype":
+            return getattr(torch, plain["name"])
+        case "device":
+            return torch.device(plain["name"])
+        case "mapping" | "counter" as kind:
+            items = {decode(key, tensors): decode(item, tensors) for key, item in plain["items"]}
+            return Counter(items) if kind == "counter" else items
+    raise ValueError(f"unknown kind {plain['$']!r}")
+
+
+# --- random streams ----------------------------------------------------------------------------------------
+
+
+def random_streams(device: torch.device) -> dict[str, Any]:
+    """The states of the process's generators, which are the running rank's, as `encode` takes them."""
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),
+        "python": random.getstate(),
+    }
+    return states if device.type != "cuda" else {**states, "cuda": torch.cuda.get_rng_state(device)}
+
+
+def restore_random_streams(states: Mapping[str, Any], device: torch.device) -> None:
+    """Make what `random_streams` returned the states of the process's generators."""
+    torch.set_rng_state(states["torch"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def write_new(path: Path, content: bytes) -> FileFacts:
+    """Write a private file that is not there yet, down to the disk, and return its facts.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RecordError(f"{visible(path)}: cannot be written: {error.strerror or error}") from error
+    return {path.name: {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+
+
+def read_checked(path: Path, facts: FileFacts) -> bytes:
+    """The file's content, if it is what was written.
+
+    Raises:
+        RecordError: it is missing or damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{visible(path)}: cannot be read: {error.strerror or error}") from error
+    expected = facts.get(path.name)
+    if expected is None or hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        size = f"{len(content)} bytes" if expected is None or len(content) != expected["num_bytes"] else ""
+        written = f", {expected['num_bytes']} were written" if expected is not None and size else ""
+        raise damaged(path, f"{size}{written}" or "its SHA-256 is another")
+    return content
+
+
+def damaged(path: Path, reason: object) -> RecordError:
+    """The error for a file that is not what was written."""
+    return RecordError(
+        f"{visible(path)}: is damaged ({visible(reason, 200)}): delete {visible(path.parent)} to go on from "
+        "an older checkpoint or, where there is none, from the start"
+    )
+
+
+def write_state(folder: Path, name: str, state: Any) -> FileFacts:
+    """Write `state` as two new files of that name.
+
+    Raises:
+        InputError: it holds what cannot be kept.
+        RecordError: a file cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = json.dumps(encode(state, tensors, name), separators=(",", ":"))
+    facts = write_new(folder / f"{name}.json", plain.encode())
+    return {**facts, **write_new(folder / f"{name}.safetensors", save(tensors))}
+
+
+def read_state(folder: Path, name: str, facts: FileFacts) -> Any:
+    """The state that `write_state` wrote under that name, its tensors on the CPU.
+
+    Raises:
+        RecordError: a file is missing or damaged.
+    """
+    path = folder / f"{name}.json"
+    plain, stored = read_checked(path, facts), read_checked(folder / f"{name}.safetensors", facts)
+    try:
+        return decode(json.loads(plain), load(stored))
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise damaged(path, error) from error

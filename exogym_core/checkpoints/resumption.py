@@ -1,0 +1,97 @@
+"""Between a `fit` and its checkpoints: what it goes on from, where new ones go, what must be equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    RankCheckpoints,
+    find_checkpoint,
+    run_identity,
+)
+from exogym_core.cost.compute import Compute
+from exogym_core.results.record import make_private_folder
+
+if TYPE_CHECKING:
+    from exogym_core.training.program import Program
+
+__all__ = ["begin_checkpoints", "find_resumed"]
+
+
+def find_resumed(program: Program) -> Checkpoint | None:
+    """The checkpoint that the request goes on from, None for a run from the start.
+
+    Seconds of a step that were measured then, and a micro-batch that was found, hold now too.
+
+    Raises:
+        InputError: there is no such folder.
+        RecordError: the checkpoint is damaged.
+    """
+    request = program.request
+    if request.resume_from is None:
+        return None
+    resumed = find_checkpoint(Path(request.resume_from))
+    if resumed is not None and request.finds_minibatch:
+        found = resumed.identity["settings"]["minibatch_size"]
+        program.request = request = replace(request, minibatch_size=found, finds_minibatch=False)
+    if resumed is not None and request.compute is not None and request.compute.is_measured:
+        measured = resumed.identity["settings"]["compute"]
+        if measured is not None:
+            program.request = replace(request, compute=Compute.parse(measured))
+    return resumed
+
+
+def begin_checkpoints(program: Program, resumed: Checkpoint | None) -> CheckpointWriter:
+    """Give the prepared `program` its checkpoints, and return what completes them.
+
+    Raises:
+        InputError: `resumed` is of another run; the line names what differs, with both values.
+        RecordError: no folder can be made, or `resumed` is damaged.
+    """
+    request = program.request
+    name = type(request.strategy).__name__
+    options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
+    options |= request.strategy.arguments  # some are kept by parts of it only
+    identity = run_identity(program.model, name, options, request.num_nodes, _settings(program))
+    if resumed is not None:
+        resumed.check(identity)
+    folder = None
+    if request.checkpoint_interval is not None:
+        if request.resume_from is None:
+            folder = make_private_folder(Path(request.save_dir), request.run_name or name, numbered=False)
+        else:
+            folder = resumed.path.parent if resumed is not None else Path(request.resume_from)
+    program.checkpoints = RankCheckpoints(folder, request.checkpoint_interval, resumed)
+    return CheckpointWriter(folder, identity, request.num_nodes, resumed)
+
+
+def _settings(program: Program) -> dict[str, Any]:
+    """What changes losses or times, besides model and strategy; not how long the run is."""
+    request = program.request
+    names = (
+        "transport",
+        "seed",
+        "batch_size",
+        "minibatch_size",
+        "shuffle",
+        "autocast",
+        "placement",
+        "protocol",
+    )
+    topology = None
+    if request.topology is not None:
+        text = json.dumps(request.topology.to_mapping(), sort_keys=True, default=str)
+        topology = f"{request.topology.name} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    return {
+        **{name: getattr(request, name) for name in names},
+        "dataloader_kwargs": dict(request.dataloader_kwargs or {}),
+        "intra_op_threads": request.workers.intra_op_threads,
+        "topology": topology,
+        "compute": program.compute.to_mapping() if program.compute is not None else None,
+    }

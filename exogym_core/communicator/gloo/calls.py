@@ -1,0 +1,201 @@
+"""What stands behind the calls of one rank over real sockets: their order, their comparison, and the end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent import futures
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from exogym_core.communicator.base import Handle, Traffic
+from exogym_core.communicator.gloo.agreement import ENDED, call_record, disagreement
+from exogym_core.communicator.gloo.messages import Mailbox
+from exogym_core.communicator.gloo.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.gloo.rendezvous import ProcessGroups, Rendezvous
+
+__all__ = ["GlooRank", "GroupCalls"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class GlooRank:
+    """What all communicators of one rank share.
+
+    Attributes:
+        rendezvous: its way to the others.
+        on_mark: receives what is marked.
+        traffic: what it has sent, in all its groups.
+        off_clock: calls are not counted now.
+        start_seconds: when it began, by `time.monotonic`.
+        groups: its side of every group, the run's first.
+        reused: those of them that are given again to who asks for the same ranks.
+        futures: of asynchronous calls, without the finished ones.
+        in_flight: calls that have not been waited for.
+    """
+
+    rendezvous: Rendezvous
+    on_mark: Callable[[Mapping[str, Any]], None]
+    traffic: Traffic = field(default_factory=Traffic)
+    off_clock: bool = False
+    start_seconds: float = field(default_factory=time.monotonic)
+    groups: list[GroupCalls] = field(default_factory=list)
+    reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
+    futures: list[Future[Any]] = field(default_factory=list)
+    in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
+
+    def group(self, ranks: tuple[int, ...], member: int, where: tuple[str, int], reuse: bool) -> GroupCalls:
+        """This rank's side of a group of `ranks` (of the run), in which it is `member`.
+
+        Raises:
+            MismatchError: a member names other ranks, or another order; `where` is told.
+        """
+        if reuse and ranks in self.reused:
+            return self.reused[ranks]
+        made = GroupCalls(self, self.rendezvous.subgroup(ranks, where), ranks, member)
+        if reuse:
+            self.reused[ranks] = made
+        return made
+
+    def finish(self) -> None:
+        """The rank is through: wait for its asynchronous calls, and for the other ranks to be through too.
+
+        Raises:
+            DeadlockError: another rank waits for a call that this one will never make, or the reverse.
+        """
+        if self.rendezvous.check:
+            # In all groups at once: in which of them another rank waits is not known.
+            endings = [calls.end() for calls in self.groups if len(calls.ranks) > 1]
+            for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
+                ending.result()
+        for future in self.futures:
+            future.result()
+        for calls in self.groups:
+            calls.mail.settle()
+
+    def close(self) -> None:
+        """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
+        for calls in self.groups:
+            calls.close()
+        self.groups.clear()
+        self.reused.clear()
+
+
+class GroupCalls:
+    """One member's calls in one group, in the order in which they are made.
+
+    Attributes:
+        ranks: the members, as ranks of the run.
+        wire: carries tensors.
+        control: carries what members tell each other; always gloo, on the CPU.
+        mail: messages.
+    """
+
+    def __init__(self, rank: GlooRank, groups: ProcessGroups, ranks: Sequence[int], member: int) -> None:
+        self.ranks = tuple(ranks)
+        self.wire = Wire(groups.data, ranks, member, rank.rendezvous.device)
+        self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
+        self.mail = Mailbox(self.control, self.ranks, rank.rendezvous)
+        self._rank, self._member, self._queue = rank, member, _CallQueue()
+        rank.groups.append(self)
+
+    def make(
+        self, signature: Signature, exchange: Callable[[], R], deliver: Callable[[R], T], async_op: bool
+    ) -> T | Handle[T]:
+        """Compare calls, then `exchange` staged tensors (may run in the group's thread), then `deliver`."""
+        call = partial(self._run, signature, exchange)
+        if not async_op and self._queue.idle:
+            return deliver(call())
+        future = self._queue.submit(call)
+        self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
+        self._rank.in_flight[future] = signature
+        handle = _QueuedHandle(future, deliver, self._rank.in_flight)
+        return handle if async_op else handle.wait()
+
+    def end(self) -> Future[None]:
+        """Tell the other members, after all calls, that no more will come."""
+        return self._queue.submit(partial(self._run, ENDED, lambda: None))
+
+    def close(self) -> None:
+        """Leave the group and end its thread."""
+        self._queue.stop()
+        self.wire.close()
+        self.control.close()
+
+    def _run(self, signature: Signature | str, exchange: Callable[[], R]) -> R:
+        def checked() -> R:
+            if self._rank.rendezvous.check and len(self.ranks) > 1:
+                error = disagreement(self.ranks, self.control.tell(call_record(signature)))
+                if error is not None:
+                    raise error
+            return exchange()
+
+        return self._rank.rendezvous.tell(f"rank {self.ranks[self._member]} waits in {signature}", checked)
+
+
+class _QueuedHandle(Handle[T]):
+    """A call in its group's queue; what it got is handed over, in place or as new tensors, at the first wait."""
+
+    def __init__(
+        self, future: Future[R], deliver: Callable[[R], T], in_flight: dict[Future[Any], Signature]
+    ) -> None:
+        self._future, self._deliver, self._in_flight = future, deliver, in_flight
+        self._result: list[T] = []
+
+    def wait(self) -> T:
+        if not self._result:
+            self._result.append(self._deliver(self._future.result()))
+            self._in_flight.pop(self._future, None)
+        return self._result[0]
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+
+class _CallQueue:
+    """Runs a group's asynchronous calls one after the other, in a thread that starts when needed."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Future[Any] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything submitted has been done."""
+        return self._last is None or self._last.done()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Run `call` after those before it."""
+        if self._thread is None:
+            # A daemon: a call whose members never come must not keep the process from ending.
+            self._thread = threading.Thread(target=self._work, name="gloo calls", daemon=True)
+            self._thread.start()
+        self._last = Future()
+        self._calls.put((call, self._last))
+        return self._last
+
+    def stop(self) -> None:
+        """End the thread when it has done what was submitted."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del item, call, future  # or the last call's tensors would live until the next one

@@ -1,0 +1,210 @@
+"""Point-to-point messages of one group over gloo, and those that a rank sends to itself."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import zlib
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from exogym_core.communicator.base import Handle
+from exogym_core.communicator.gloo.agreement import RECORD_BYTES, call_record, disagreement
+from netsim.files.errors import DeadlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.gloo.rendezvous import Rendezvous
+    from exogym_core.communicator.gloo.wire import Wire
+
+    _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
+
+__all__ = ["Mailbox"]
+
+T = TypeVar("T")
+
+# When every rank has ended, what is not here after this time will not come.
+_LATE_SECONDS = 1.0
+
+
+class _MessageHandle(Handle[T]):
+    """A message on its way: `finish` waits for it, `deliver` hands over what came."""
+
+    def __init__(self, finish: _Finish, deliver: Callable[[], T]) -> None:
+        self._finish, self._deliver = finish, deliver
+        self._watcher: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._result: list[T] = []
+        self.done = False
+
+    def wait(self) -> T:
+        self.settle()
+        if not self._result:
+            self._result.append(self._deliver())
+        return self._result[0]
+
+    def is_completed(self) -> bool:
+        # gloo cannot be asked without waiting, and a wait that times out breaks the connection.
+        if not self.done and self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="gloo message", daemon=True)
+            self._watcher.start()
+        return self.done
+
+    def settle(self, limit_seconds: float | None = None) -> None:
+        """Wait for the message, without handing over what came; with a limit, only so long."""
+        if self._watcher is not None:
+            self._watcher.join()
+        elif not self.done:
+            self._watch(limit_seconds)
+        if self._error is not None:
+            raise self._error
+
+    def _watch(self, limit_seconds: float | None = None) -> None:
+        try:
+            self._finish(limit_seconds)
+        except BaseException as error:
+            self._error = error
+        self.done = True
+
+
+class Mailbox:
+    """One member's messages in one group.
+
+    With checks, each message is preceded by a record of what the sender sends. gloo ends the process when a
+    message is larger than what is received into, so sizes are part of the slots in which gloo matches
+    messages: other sizes never meet, and the record tells them apart.
+
+    Args:
+        wire: the group's gloo wire.
+        ranks: the members' ranks in the run.
+        rendezvous: says whether to check, and translates errors.
+    """
+
+    def __init__(self, wire: Wire, ranks: Sequence[int], rendezvous: Rendezvous) -> None:
+        self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
+        self._to_self: defaultdict[int, _Loop] = defaultdict(_Loop)
+        self._posted: list[_MessageHandle[Any]] = []
+
+    def send(self, flat: Tensor, dst: int, tag: int, signature: Signature) -> Handle[None]:
+        """Start to send `flat`, which belongs to the message from now on, to member `dst`."""
+        if dst == self._wire.member:
+            finish = self._to_self[tag].send(flat, signature)
+        else:
+            works = []
+            if self._rendezvous.check:
+                works.append(self._wire.send(call_record(signature), dst, _slot("record", tag)))
+            works.append(self._wire.send(flat, dst, _slot(tag, flat.nbytes)))
+            finish = partial(self._finish, signature, dst, works, None)
+        return self._post(finish, lambda: None)
+
+    def receive(
+        self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
+    ) -> Handle[T]:
+        """Start to receive from member `src` into `flat`, to be handed to `deliver` by the handle's `wait`."""
+        if src == self._wire.member:
+            finish = self._to_self[tag].receive(flat, signature)
+        else:
+            works, record = [], None
+            if self._rendezvous.check:
+                record = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
+                works.append(self._wire.receive(record, src, _slot("record", tag)))
+            works.append(self._wire.receive(flat, src, _slot(tag, flat.nbytes)))
+            finish = partial(self._finish, signature, src, works, record)
+        return self._post(finish, lambda: deliver(flat))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message has been waited for."""
+        return all(handle.done for handle in self._posted)
+
+    def settle(self) -> None:
+        """Wait for what is still on its way at the end of the run, when nobody will post any more.
+
+        Raises:
+            DeadlockError: a message was never matched.
+        """
+        for handle in self._posted:
+            handle.settle(_LATE_SECONDS if self._rendezvous.check else None)
+
+    def _post(self, finish: _Finish, deliver: Callable[[], T]) -> Handle[T]:
+        handle = _MessageHandle(finish, deliver)
+        self._posted = [posted for posted in self._posted if not posted.done] + [handle]
+        return handle
+
+    def _finish(
+        self,
+        signature: Signature,
+        other: int,
+        works: list[dist.Work],
+        record: Tensor | None,
+        limit_seconds: float | None,
+    ) -> None:
+        me, peer = self._ranks[self._wire.member], self._ranks[other]
+
+        def wait() -> None:
+            for number, work in enumerate(works):
+                work.wait() if limit_seconds is None else work.wait(datetime.timedelta(seconds=limit_seconds))
+                if record is not None and number == 0:
+                    _judge((peer, me), record, signature)
+
+        try:
+            self._rendezvous.tell(f"rank {me} waits for rank {peer} in {signature}", wait)
+            return
+        except DeadlockError:
+            if limit_seconds is None:
+                raise
+        raise DeadlockError(
+            f"every rank has ended, but rank {me} {signature} was never matched by rank {peer} (ended: {peer})"
+        )
+
+
+class _Loop:
+    """Messages of one tag from a rank to itself: the n-th sent is the n-th received."""
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[Tensor, Signature]] = []
+        self._num_received = 0
+
+    def send(self, flat: Tensor, signature: Signature) -> _Finish:
+        """What the sender's wait does."""
+        number = len(self._sent)
+        self._sent.append((flat, signature))
+
+        def finish(_: float | None) -> None:
+            if number >= self._num_received:
+                raise DeadlockError(f"deadlock: this rank waits for itself to receive in {signature}")
+
+        return finish
+
+    def receive(self, flat: Tensor, signature: Signature) -> _Finish:
+        """What the receiver's wait does."""
+        number = self._num_received
+        self._num_received += 1
+
+        def finish(_: float | None) -> None:
+            if number >= len(self._sent):
+                raise DeadlockError(f"deadlock: this rank waits for itself to send in {signature}")
+            sent, theirs = self._sent[number]
+            _judge((0, 0), call_record(theirs), signature)
+            flat.copy_(sent)
+
+        return finish
+
+
+def _judge(ranks: tuple[int, int], theirs: Tensor, mine: Signature) -> None:
+    error = disagreement(ranks, [theirs, call_record(mine)])
+    if error is not None:
+        raise error
+
+
+def _slot(*key: object) -> int:
+    """A number for gloo to match by; of keys that differ, two in 2^31 share one."""
+    return zlib.crc32(repr(key).encode()) & 0x7FFFFFFF

@@ -1,0 +1,247 @@
+"""How the ranks of a real run find each other, and what their failures are called."""
+
+from __future__ import annotations
+
+import datetime
+import hmac
+import json
+import os
+import re
+import socket
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from exogym_core.communicator.gloo.wire import Wire
+from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["ConnectionLostError", "ProcessGroups", "Rendezvous", "choose_backend"]
+
+T = TypeVar("T")
+
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
+_LOST = ("onnection", "socket", "Socket", "peer", "pair")  # in gloo's words for a member that is gone
+
+
+class ConnectionLostError(RankError):
+    """A rank lost its connection to another one, which has most likely failed: look there for the cause."""
+
+
+class ProcessGroups(NamedTuple):
+    """The process groups of some ranks: `data` for tensors, `control` always gloo; None for a rank alone."""
+
+    data: Any
+    control: Any
+
+
+@dataclass
+class Rendezvous:
+    """One rank's way to the others.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: all ranks of the run.
+        store_path: a file that all ranks on this machine can open; empty: torchrun's environment tells.
+        check: whether calls are compared before they run.
+        timeout_seconds: how long a rank waits for others.
+        backend: what carries tensors, `gloo` or `nccl`.
+        device: where the backend takes tensors.
+        secret: known to the run's ranks alone; with one, every connection is tested for who is at its end,
+            since on one machine other users can connect to the ports on which ranks listen.
+    """
+
+    rank: int
+    num_ranks: int
+    store_path: str = ""
+    check: bool = True
+    timeout_seconds: float = 60.0
+    backend: str = "gloo"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    secret: bytes = b""
+    _store: Store = field(init=False)
+    _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
+    _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
+
+    @classmethod
+    def from_environment(cls, check: bool, timeout_seconds: float, backend: str) -> Rendezvous:
+        """That of a process started by torchrun.
+
+        Raises:
+            InputError: a variable is missing or no number, or the backend is unknown.
+        """
+        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        missing = [name for name in needed if name not in os.environ]
+        if missing:
+            raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
+        rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
+        local = _number("LOCAL_RANK", rank)
+        made = cls(rank, num_ranks, "", check, timeout_seconds, "gloo")
+        if choose_backend(backend, _number("LOCAL_WORLD_SIZE", num_ranks)) == "nccl":
+            made.use_gpu(local)
+        return made
+
+    def use_gpu(self, index: int) -> None:
+        """Carry tensors by nccl, with this GPU as the rank's own."""
+        self.backend, self.device = "nccl", torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+
+    def join(self) -> ProcessGroups:
+        """Connect to all other ranks; returns the group of the whole run."""
+        if self.num_ranks == 1:
+            return ProcessGroups(None, None)
+
+        def start() -> ProcessGroups:
+            self._store = self._open_store()
+            return self._groups(range(self.num_ranks))
+
+        return self.tell(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
+
+    def subgroup(self, ranks: Sequence[int], where: tuple[str, int]) -> ProcessGroups:
+        """Process groups of `ranks` (of the run), in which this one is; called by their members alone.
+
+        Raises:
+            MismatchError: a member names other ranks, or another order.
+        """
+        if len(ranks) == 1:
+            return ProcessGroups(None, None)
+        call = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
+
+        def start() -> ProcessGroups:
+            if self.check:
+                self._compare(ranks, call)
+            return self._groups(ranks)
+
+        return self.tell(f"rank {self.rank} waits in {call}", start)
+
+    def tell(self, waiting: str, call: Callable[[], T]) -> T:
+        """`call()`, with torch's errors as ours; `waiting` says who waits for what."""
+        try:
+            return call()
+        except NetsimError:
+            raise
+        except RuntimeError as error:
+            reason = _SOURCE.sub("", str(error).partition("\n")[0]).partition(". This is")[0]
+            late = "imed out" in reason or "timeout" in reason
+            if not late and not any(word in reason for word in _LOST):
+                raise
+        # Outside of the handler: gloo's own traceback is no context that a user could use.
+        if late:
+            raise DeadlockError(
+                f"{waiting}: no answer from every rank within {self.timeout_seconds:g} s; look for a rank that "
+                f"does not make this call, or raise timeout_seconds"
+            )
+        raise ConnectionLostError(f"{waiting}: the connection to another rank was lost ({reason})", self.rank)
+
+    @property
+    def _timeout(self) -> datetime.timedelta:
+        return datetime.timedelta(seconds=self.timeout_seconds)
+
+    def _open_store(self) -> Store:
+        if self.store_path:
+            os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK  # else the interface of this machine's name
+            return FileStore(self.store_path, self.num_ranks)
+        address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+        if address == "localhost" or address.startswith("127."):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+        hosting = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = TCPStore(
+            address,
+            port,
+            self.num_ranks,
+            is_master=hosting,
+            timeout=self._timeout,
+            # Left to itself it would listen on all interfaces of this machine.
+            master_listen_fd=_listener(address, port) if hosting else None,
+        )
+        # Under torchrun's agent the store outlives a restart of the ranks.
+        return PrefixStore(f"netgym {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    def _groups(self, ranks: Sequence[int]) -> ProcessGroups:
+        """New groups of these ranks.
+
+        Not by `torch.distributed.new_group`: ranks that have made different numbers of groups before give
+        one group different names there, and wait for each other for ever. Nor by `init_process_group`, which
+        keeps state in the module and puts a prefix before every later traceback.
+        """
+        members = sorted(ranks)
+        number = self._num_made[tuple(members)]
+        self._num_made[tuple(members)] += 1
+        store = PrefixStore(f"group {members} {number}", self._store)
+        place = members.index(self.rank), len(members)
+        control = dist.ProcessGroupGloo(PrefixStore("gloo", store), *place, timeout=self._timeout)
+        if self.secret:
+            self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
+        if self.backend == "gloo":
+            return ProcessGroups(control, control)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return ProcessGroups(dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control)
+
+    def _authenticate(self, wire: Wire, ranks: list[int]) -> None:
+        """Show every other member, on the connection to it, that this rank knows the secret."""
+        shown = [_proof(self.secret, self.rank, other, ranks) for other in ranks]
+        got = wire.all_to_all(
+            [torch.frombuffer(bytearray(proof), dtype=torch.uint8) for proof in shown],
+            [len(proof) for proof in shown],
+        )
+        for other, proof in zip(ranks, got, strict=True):
+            if not hmac.compare_digest(proof.numpy().tobytes(), _proof(self.secret, other, self.rank, ranks)):
+                raise RankError(
+                    f"rank {self.rank}: what has connected as rank {other} is not of this run; run it again",
+                    self.rank,
+                )
+
+    def _compare(self, ranks: Sequence[int], call: str) -> None:
+        """Tell every member, and see what each one's next group with this rank is."""
+        store = self._store
+        mine = json.dumps([list(ranks), call])
+        others = [rank for rank in ranks if rank != self.rank]
+        for other in others:
+            store.set(f"call {self.rank} {other} {self._num_groups[other]}", mine)
+        for other in others:
+            theirs = json.loads(store.get(f"call {other} {self.rank} {self._num_groups[other]}"))
+            self._num_groups[other] += 1
+            if theirs[0] != list(ranks):
+                raise MismatchError(
+                    f"ranks disagree: rank {self.rank} called {call}; rank {other} called {theirs[1]}"
+                )
+
+
+def _proof(secret: bytes, sender: int, receiver: int, ranks: list[int]) -> bytes:
+    return hmac.digest(secret, repr((sender, receiver, ranks)).encode(), "sha256")
+
+
+def choose_backend(backend: str, num_local_ranks: int) -> str:
+    """`gloo` or `nccl`; `auto` takes nccl where every rank of this machine has a GPU of its own.
+
+    Raises:
+        UnknownNameError: it is none of the three.
+    """
+    if backend not in ("auto", "gloo", "nccl"):
+        raise unknown_name("backend", str(backend), ("auto", "gloo", "nccl"))
+    if backend == "auto":
+        return "nccl" if torch.cuda.device_count() >= num_local_ranks else "gloo"
+    return backend
+
+
+def _listener(address: str, port: int) -> int:
+    """A listening socket on this address alone; the store closes it."""
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((address, port), family=family) as listener:
+        return listener.detach()
+
+
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not text.isdecimal():
+        raise InputError(f"environment: {name}={text!r} is not a number; start this program with torchrun")
+    return int(text)

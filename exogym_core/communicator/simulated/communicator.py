@@ -1,0 +1,374 @@
+"""The simulated transport: values through the exchange, times through netsim's kernel.
+
+`Simulation` is the side that all ranks share, `SimulatedCommunicator` the side of one rank. Between them is a
+`Port`, which is a method call for ranks in threads of the same process and a pipe for ranks elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from exogym_core.communicator.base import Handle, Traffic
+from exogym_core.communicator.parts import parts_of, scatter_parts
+from exogym_core.communicator.simulated.port import Port, RankState, ScheduleBook
+from exogym_core.communicator.simulated.present import PresentRanks, signature_of
+from netsim.files.errors import InputError
+from netsim.ranks.kernel import (
+    Advance,
+    Ask,
+    Call,
+    Exit,
+    Key,
+    Mark,
+    Post,
+    Wait,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from exogym_core.communicator.exchange import Signature
+    from netsim.ranks.kernel import Answer, Question, Request
+
+__all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator"]
+
+T = TypeVar("T")
+
+
+class _SimulatedHandle(Handle[T]):
+    """A posted call: its values are taken, and its end is waited for on the clock, at the first `wait`."""
+
+    def __init__(
+        self,
+        comm: SimulatedCommunicator,
+        key: Key,
+        ticket: Any,
+        member: int,
+        deliver: Callable[[tuple[Tensor, ...]], T],
+        on_clock: bool,
+    ) -> None:
+        self._comm, self._key, self._ticket, self._member = comm, key, ticket, member
+        self._deliver, self._on_clock = deliver, on_clock
+        self._open = (key, member)
+        self._result: list[T] = []
+
+    def wait(self) -> T:
+        if not self._result:
+            if self._on_clock:
+                self._comm._request(Wait(self._key))
+            port = self._comm._port
+            self._result.append(self._deliver(port.take(self._ticket, self._member)))
+            port.taken(self._ticket)
+            self._comm._state.in_flight.pop(self._open, None)
+        return self._result[0]
+
+    def is_completed(self) -> bool:
+        if self._result:
+            return True
+        if self._on_clock:
+            return bool(self._comm._ask(Ask(self._key))) and self._comm._port.ready(self._ticket)
+        return self._comm._port.ready(self._ticket)
+
+
+class SimulatedCommunicator(PresentRanks):
+    """One rank's communicator on the simulated network.
+
+    Args:
+        port: the rank's way to the simulation.
+        ranks: the group's members, as ranks of the run.
+        rank: this rank's position among them.
+        book: what calls send.
+        state: shared by all communicators of this rank.
+        group_id: equal on all members, different for every group.
+    """
+
+    transport = "netsim"
+
+    def __init__(
+        self,
+        port: Port,
+        ranks: Sequence[int],
+        rank: int,
+        book: ScheduleBook,
+        state: RankState | None = None,
+        group_id: Hashable = 0,
+    ) -> None:
+        self.rank, self.world_size = rank, len(ranks)
+        self._port, self._ranks, self._book = port, tuple(ranks), book
+        self._state = state if state is not None else RankState()
+        self._group_id = group_id
+
+    @property
+    def traffic(self) -> Traffic:  # type: ignore[override]
+        """What this rank has sent so far, in all its groups."""
+        return self._state.traffic
+
+    # --- collectives ---------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: Tensor, op: object = "sum", async_op: bool = False) -> Any:
+        reduce_op = self._check_op("all_reduce", op, tensor)
+        into = _write_first(tensor)
+        return self._collective("all_reduce", [tensor], into, async_op, reduce_op=reduce_op)
+
+    def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
+        self._check_rank("broadcast", "src", src)
+        return self._collective("broadcast", [tensor], _write_first(tensor), async_op, root=src)
+
+    def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
+        self._check_rank("reduce", "dst", dst)
+        reduce_op = self._check_op("reduce", op, tensor)
+        into = _write_first(tensor)
+        return self._collective("reduce", [tensor], into, async_op, reduce_op=reduce_op, root=dst)
+
+    def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
+        return self._collective("all_gather", [tensor], _copies_on(tensor.device), async_op)
+
+    def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
+        self._check_rank("gather", "dst", dst)
+        deliver = _copies_on(tensor.device) if self.rank == dst else _nothing
+        return self._collective("gather", [tensor], deliver, async_op, root=dst)
+
+    def scatter(
+        self,
+        tensor: Tensor,
+        scatter_list: Sequence[Tensor] | None = None,
+        src: int = 0,
+        async_op: bool = False,
+    ) -> Any:
+        self._check_rank("scatter", "src", src)
+        parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
+        into = _write_first(tensor)
+        return self._collective("scatter", parts, into, async_op, root=src, like=[tensor])
+
+    def reduce_scatter(
+        self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
+    ) -> Any:
+        parts = parts_of(self, "reduce_scatter", tensor)
+        reduce_op = self._check_op("reduce_scatter", op, parts[0])
+        take = _copies_on(parts[0].device)
+        return self._collective(
+            "reduce_scatter", parts, lambda got: take(got)[0], async_op, reduce_op=reduce_op
+        )
+
+    def all_to_all(self, tensors: Tensor | Sequence[Tensor], async_op: bool = False) -> Any:
+        parts = parts_of(self, "all_to_all", tensors)
+        take = _copies_on(parts[0].device)
+        if isinstance(tensors, Tensor):
+            return self._collective("all_to_all", parts, lambda got: torch.cat(take(got)), async_op)
+        return self._collective("all_to_all", parts, take, async_op)
+
+    def barrier(self, async_op: bool = False) -> Any:
+        return self._collective("barrier", [], _nothing, async_op)
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
+        self._check_rank("send", "dst", dst)
+        return self._message("send", [tensor.detach().clone()], tensor, self.rank, dst, tag, _nothing)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
+        self._check_rank("recv", "src", src)
+        return self._message("recv", [], tensor, src, self.rank, tag, _write_first(tensor))
+
+    def _message(
+        self,
+        side: str,
+        tensors: Sequence[Tensor],
+        like: Tensor,
+        src: int,
+        dst: int,
+        tag: int,
+        deliver: Callable[[tuple[Tensor, ...]], T],
+    ) -> Handle[T]:
+        ranks = (self._ranks[src], self._ranks[dst])
+        signature = signature_of("sendrecv", [like], "", 0, on_clock=not self._state.off_clock, side=side)
+        call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
+        lane = ("message", self._group_id, src, dst, tag)
+        number = self._next_number(lane, side)
+        member = 0 if side == "send" else 1
+        return self._post(Key(lane, number), call, member, signature, tensors, deliver)
+
+    # --- posting -------------------------------------------------------------------------------------------
+
+    def _collective(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        deliver: Callable[[tuple[Tensor, ...]], T],
+        async_op: bool,
+        *,
+        reduce_op: str = "",
+        root: int = 0,
+        like: Sequence[Tensor] | None = None,
+    ) -> T | Handle[T]:
+        like = tensors if like is None else like
+        signature = signature_of(name, like, reduce_op, root, on_clock=not self._state.off_clock)
+        call = Call(
+            name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
+        )
+        if name == "all_to_all":  # what others have is theirs to tell
+            own = tuple(tensor.nbytes for tensor in tensors)
+            call = call._replace(num_bytes=sum(own), parts=(own,))
+        key = Key(self._lane(), self._next_number(self._lane()))
+        # What is only moved is handed over as it is, and others may take it long after this rank has gone on
+        # and changed it. What is reduced is read when the last member posts, while the others wait.
+        keeps = async_op or not reduce_op
+        inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
+        handle = self._post(key, call, self.rank, signature, inputs, deliver)
+        return handle if async_op else handle.wait()
+
+    def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
+        """What `netsim.collectives.schedule` calls num_bytes: the tensor, or the sum over ranks."""
+        own = sum(tensor.nbytes for tensor in like)
+        return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
+
+    def _post(
+        self,
+        key: Key,
+        call: Call,
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        deliver: Callable[[tuple[Tensor, ...]], T],
+    ) -> Handle[T]:
+        on_clock = not self._state.off_clock
+        ticket = self._port.post(key, call.ranks, member, signature, tensors)
+        if on_clock:
+            self._count(call, member, tensors)
+            self._request(Post(key, member, call))
+        self._state.in_flight[key, member] = signature
+        return _SimulatedHandle(self, key, ticket, member, deliver, on_clock)
+
+    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
+        traffic = self._state.traffic
+        bytes_sent, wan_bytes = self._book.traffic(call, member)
+        traffic.bytes_sent += bytes_sent
+        traffic.wan_bytes += wan_bytes
+        traffic.payload_bytes += sum(tensor.nbytes for tensor in tensors)
+
+    def _lane(self) -> Hashable:
+        return (self._group_id, "off") if self._state.off_clock else self._group_id
+
+    def _next_number(self, lane: Hashable, side: str = "") -> int:
+        number = self._state.num_calls[lane, side]
+        self._state.num_calls[lane, side] = number + 1
+        return number
+
+    def _request(self, request: Request) -> None:
+        if self._state.repeating:
+            return
+        seconds = self._state.pending_seconds
+        if seconds:
+            self._state.pending_seconds = 0.0
+            self._port.request(Advance(seconds))
+        self._port.request(request)
+
+    def _ask(self, question: Question) -> Answer:
+        if self._state.pending_seconds:
+            seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
+            self._port.request(Advance(seconds))
+        return self._port.ask(question)
+
+    # --- groups and the clock ------------------------------------------------------------------------------
+
+    def _with(self, ranks: tuple[int, ...], rank: int, group_id: Hashable) -> SimulatedCommunicator:
+        return SimulatedCommunicator(self._port, ranks, rank, self._book, self._state, group_id)
+
+    def group(self, ranks: Sequence[int], reuse: bool = False) -> SimulatedCommunicator:
+        members = [self._check_rank("group", "ranks", rank) for rank in ranks]
+        if self.rank not in members or len(set(members)) != len(members):
+            raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
+        of_run = tuple(self._ranks[rank] for rank in members)
+        # A group is its name: where calls are counted and connections kept. Those made anew count from 0.
+        number = -1
+        if not reuse:
+            number = self._state.num_groups[of_run]
+            self._state.num_groups[of_run] = number + 1
+        return self._with(of_run, members.index(self.rank), (of_run, number))
+
+    def advance(self, seconds: float) -> None:
+        if not 0 <= seconds < math.inf:
+            raise InputError(
+                f"rank {self.rank}, advance: {seconds!r} seconds; give a finite number from 0 up"
+            )
+        if not self._state.off_clock:
+            self._state.pending_seconds += seconds
+
+    def mark(self, row: Mapping[str, Any]) -> None:
+        self._request(Mark(row))
+
+    def now(self) -> float:
+        seconds = self._ask(Ask(None))
+        assert isinstance(seconds, float)
+        return seconds
+
+    @contextmanager
+    def off_clock(self) -> Iterator[None]:
+        before, self._state.off_clock = self._state.off_clock, True
+        try:
+            yield
+        finally:
+            self._state.off_clock = before
+
+    # --- checkpoints ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        self._state.repeating = True
+        try:
+            yield
+        finally:
+            self._state.repeating = False
+
+    def flush(self) -> None:
+        self._port.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._state
+        if state.in_flight:
+            raise self._still_in_flight(next(iter(state.in_flight.values())))
+        return {
+            "traffic": asdict(state.traffic),
+            "pending_seconds": state.pending_seconds,
+            "num_calls": dict(state.num_calls),
+            "num_groups": dict(state.num_groups),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        state = self._state
+        for name, value in saved["traffic"].items():
+            setattr(state.traffic, name, value)
+        state.pending_seconds = saved["pending_seconds"]
+        state.num_calls = Counter(saved["num_calls"])
+        state.num_groups = Counter(saved["num_groups"])
+
+    def finish(self) -> None:
+        """The rank is through; its communicators must not be used any more."""
+        self._request(Exit())
+
+
+def _nothing(got: tuple[Tensor, ...]) -> None:
+    return None
+
+
+def _write_first(tensor: Tensor) -> Callable[[tuple[Tensor, ...]], Tensor]:
+    """Write what comes into `tensor`; where nothing comes (not this member's part) it stays as it is."""
+
+    def write(got: tuple[Tensor, ...]) -> Tensor:
+        if got:
+            tensor.detach().copy_(got[0])
+        return tensor
+
+    return write
+
+
+def _copies_on(device: torch.device) -> Callable[[tuple[Tensor, ...]], list[Tensor]]:
+    """Own copies: what comes is shared by all members."""
+    return lambda got: [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]

@@ -1,0 +1,66 @@
+"""A rank's way to the simulation, and what all its communicators share: counters, and calls in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from exogym_core.communicator.base import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Signature
+    from netsim.ranks.kernel import Answer, Call, Key, Question, Request
+
+__all__ = ["Port", "RankState", "ScheduleBook"]
+
+
+class ScheduleBook(Protocol):
+    """What a call sends over the network, known to ranks (for counting) and to the kernel (for timing)."""
+
+    def traffic(self, call: Call, member: int) -> tuple[int, int]:
+        """(bytes sent, bytes sent to another region) by this member."""
+
+
+class Port(Protocol):
+    """One rank's way to the simulation."""
+
+    def request(self, request: Request) -> None:
+        """Append to this rank's request stream."""
+
+    def post(
+        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+    ) -> Any:
+        """Give this member's values to the exchange; returns the ticket for `take`."""
+
+    def take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
+        """Block until the values are there; raises what the exchange found wrong."""
+
+    def taken(self, ticket: Any) -> None:
+        """The values of `take` have been copied and may go."""
+
+    def ready(self, ticket: Any) -> bool:
+        """Whether `take` would return at once, in host time."""
+
+    def flush(self) -> None:
+        """Have the clock play what this rank has requested, as far as it can."""
+
+    def ask(self, question: Question) -> Answer:
+        """The kernel's answer, at this rank's virtual time."""
+
+
+@dataclass
+class RankState:
+    """What all communicators of one rank share: its clock-side counters."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    pending_seconds: float = 0.0  # advanced, not yet requested
+    off_clock: bool = False
+    num_calls: Counter[Hashable] = field(default_factory=Counter)
+    num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    repeating: bool = False  # what is requested now is in the kernel's past already
+    in_flight: dict[tuple[Key, int], Signature] = field(default_factory=dict)  # posted, not waited for

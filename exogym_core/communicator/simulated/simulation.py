@@ -1,0 +1,233 @@
+"""What all ranks of a simulated run share: the exchange for values, the kernel for times, the network.
+
+Whoever carries the ranks (threads of this process, other processes) owns one of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
+from netsim.collectives import Schedule, default_algorithm, play, play_all_to_all, schedule
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.ranks.kernel import Call, Kernel, instant_play
+from netsim.ranks.reach import Reach
+from netsim.topology.protocol import Protocol
+from netsim.weather.faults import Faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+
+    from netsim.files.errors import DeadlockError
+    from netsim.ranks.calls import Cancel, Enter
+    from netsim.ranks.kernel import Answer, Request, StampedRow
+    from netsim.tools.trace import Recorder
+    from netsim.topology.topology import Topology
+
+__all__ = ["Schedules", "Simulation", "World"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Where a run takes place, in plain data that any process can have.
+
+    Attributes:
+        num_ranks: how many ranks there are.
+        topology: the network; None where communication takes no time.
+        hosts: the host of each rank (index into `topology.hosts`).
+        protocol: how transfers use links.
+        algorithms: op -> algorithm, for ops that shall not use the default one.
+    """
+
+    num_ranks: int
+    topology: Topology | None
+    hosts: tuple[int, ...]
+    protocol: Protocol
+    algorithms: Mapping[str, str]
+
+    @classmethod
+    def build(
+        cls,
+        num_ranks: int,
+        topology: Topology | None,
+        placement: Sequence[str] | None,
+        protocol: object,
+        algorithms: Mapping[str, str] | None,
+    ) -> World:
+        """Place the ranks, and settle the protocol: the one given, else the topology's, else ideal.
+
+        Raises:
+            InputError: placement, protocol or an algorithm does not exist.
+        """
+        hosts = topology.place(num_ranks, placement) if topology is not None else ()
+        chosen = protocol if protocol is not None or topology is None else topology.protocol
+        parsed = Protocol.parse(chosen)  # type: ignore[arg-type]
+        return cls(num_ranks, topology, hosts, parsed, dict(algorithms or {}))
+
+    def regions(self, ranks: Sequence[int]) -> list[str]:
+        """The region of each of these ranks."""
+        assert self.topology is not None
+        return [self.topology.region_of(self.hosts[rank]) for rank in ranks]
+
+
+class Schedules:
+    """The schedule of every call in a world, and what it sends; computed once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._traffic = lru_cache(maxsize=1024)(self._traffic_uncached)
+
+    def of(self, call: Call) -> Schedule:
+        """The schedule that `call` is played by."""
+        world = self._world
+        default = default_algorithm(call.op, gloo=world.protocol.rendezvous)
+        return schedule(
+            call.op,
+            len(call.ranks),
+            num_bytes=call.num_bytes,
+            algorithm=world.algorithms.get(call.op, default),
+            root=call.root,
+            element_bytes=call.element_bytes,
+            parts=call.parts,
+            hosts=tuple(world.hosts[rank] for rank in call.ranks) if world.topology else None,
+            topology=world.topology,
+        )
+
+    def traffic(self, call: Call, member: int) -> tuple[int, int]:
+        """(bytes sent, bytes sent to another region) by this member; of an all_to_all, as it posts it."""
+        if call.op == "all_to_all":
+            return self._all_to_all_traffic(call.ranks, _own_row(call), member)
+        sent, wan = self._traffic(call)
+        return int(sent[member]), int(wan[member])
+
+    def _all_to_all_traffic(self, ranks: Sequence[int], row: Sequence[int], member: int) -> tuple[int, int]:
+        sent = sum(row) - row[member]
+        if self._world.topology is None:
+            return sent, 0
+        regions = self._world.regions(ranks)
+        return sent, sum(size for size, region in zip(row, regions, strict=True) if region != regions[member])
+
+    def _traffic_uncached(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
+        if len(set(call.ranks)) == 1:
+            return (np.zeros(len(call.ranks)),) * 2
+        plan = self.of(call)
+        if self._world.topology is None:
+            return plan.sent_bytes, np.zeros(len(call.ranks))
+        return plan.sent_bytes, plan.region_bytes(self._world.regions(call.ranks))
+
+
+class Simulation:
+    """The exchange and the kernel of one run, joined.
+
+    Args:
+        world: where it takes place.
+        let_run: lets ranks get on, at least one by one call, or raises what ends the run. Told whose next
+            request the kernel needs.
+        on_complete: told of every call whose value is known.
+        on_answer: told (rank, value) when the kernel has answered a question.
+        on_row: told of every row that a rank has marked, in order of virtual time.
+        past: what each rank has requested in an earlier part of this run, played before all else; empty for
+            a run from the start.
+        recorder: keeps what happens; None: nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        let_run: Callable[[int], None],
+        on_complete: Callable[[Slot], None],
+        on_answer: Callable[[int, Answer], None],
+        on_row: Callable[[StampedRow], None],
+        past: Sequence[Sequence[Request]] = (),
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.world = world
+        self.schedules = Schedules(world)
+        self.exchange = Exchange(world.num_ranks, on_complete)
+        clock = Clock()
+        self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
+        if recorder is not None and self.network is not None:
+            recorder.watch(self.network)
+        faults = Faults(self.network) if self.network is not None else None
+        self.kernel = Kernel(
+            world.num_ranks,
+            self._refill,
+            answer=self._answered,
+            play=self._play if self.network is not None else instant_play,
+            clock=clock,
+            collectives_in_flight=world.protocol.collectives_in_flight,
+            on_row=on_row,
+            blame=faults.blame if faults is not None else _no_network,
+            on_span=recorder.spans.append if recorder is not None else None,
+            downtime=self.network.downtime if self.network is not None else None,
+            hosts=world.hosts,
+            reach=Reach(self.network, world.hosts, faults.may_come_back if faults is not None else _never),
+            on_older=self.exchange.forget,
+        )
+        if recorder is not None:
+            recorder.unfinished_spans = self.kernel.unfinished_spans
+        if faults is not None:
+            faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
+        for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
+            stream.extend(requests)
+        self._let_run, self._on_answer = let_run, on_answer
+
+    def wait_for_clock(self, rank: int) -> None:
+        """`rank`, which has a question in its stream, is blocked until `on_answer`."""
+        self.exchange.block(rank, CLOCK)
+
+    def stuck(self, rank: int) -> DeadlockError:
+        """Why no rank can run, when the kernel needs `rank`'s next request."""
+        error = self.exchange.deadlock(kernel_needs=rank)
+        assert error is not None
+        return error
+
+    def _refill(self, rank: int) -> None:
+        stream = self.kernel.streams[rank]
+        while not stream:
+            self._let_run(rank)
+
+    def _answered(self, rank: int, value: Answer) -> None:
+        self.exchange.unblock(rank)
+        self._on_answer(rank, value)
+
+    def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
+        assert self.network is not None
+        hosts = [self.world.hosts[rank] for rank in call.ranks]
+        if call.op == "all_to_all":
+            enter, cancel = play_all_to_all(
+                self.network,
+                hosts,
+                lambda rows: self.schedules.of(_all_to_all(call, rows)),
+                group=group,
+                on_done=on_done,
+            )
+            return lambda member, posted: enter(member, _own_row(posted)), cancel
+        playing = play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done)
+        return lambda member, _: playing.arrive(member), playing.cancel
+
+
+def _no_network() -> str:
+    return "there is no network"
+
+
+def _never(links: Collection[int]) -> bool:
+    return False
+
+
+def _own_row(call: Call) -> tuple[int, ...]:
+    """What a member that posts an all_to_all has for each member, in bytes."""
+    assert call.parts is not None
+    (row,) = call.parts
+    return row
+
+
+def _all_to_all(call: Call, rows: tuple[tuple[int, ...], ...]) -> Call:
+    """The call in which member i sends `rows[i][j]` bytes to member j."""
+    even = len({num_bytes for row in rows for num_bytes in row}) == 1
+    return call._replace(num_bytes=sum(map(sum, rows)), parts=None if even else rows)

@@ -1,0 +1,1 @@
+"""What steps and codecs cost in virtual time."""

@@ -1,0 +1,308 @@
+"""How long a training step takes in virtual time: fixed, by FLOPs on a device, or measured."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import statistics
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from exogym_core.cost.coding import Coding
+from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
+from exogym_core.training.trial import as_loss
+from netsim.files.errors import InputError, unknown_name
+from netsim.files.units import format_seconds, parse_fraction, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+__all__ = ["Compute", "StepDurations", "count_flops", "intra_op_threads", "measure_seconds"]
+
+_DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
+_FREE = Coding()
+_STANDARD_NORMAL = statistics.NormalDist()
+
+
+def _number(where: str, value: object, high: float, *, zero: bool = False) -> float:
+    """`value` as a number above 0 (or from 0, with `zero`) to `high`; a share may be written '40 %'."""
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        value = parse_fraction(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (0 < value <= high or (zero and value == 0)):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    raise InputError(f"{where}: {value!r} is not a number {'from' if zero else 'above'} 0 to {high:g}")
+
+
+def _options(where: str, given: object, known: Sequence[str]) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where}: {given!r} is not a mapping of {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            raise unknown_name(f"key of {where}", str(name), known)
+    return given
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a local step costs.
+
+    Attributes:
+        kind: `fixed`; `flops`: a batch's operations / (the device's peak x utilisation); `measured`: on this
+            machine, to be replaced by `fixed` before the run.
+        seconds: of a step, for `fixed`.
+        utilisation: share of the peak that is reached, for `flops`.
+        device: overrides the hosts' devices, for `flops`.
+        dtype: `fp32`, `tf32`, `bf16` or `fp16`; None: bf16 under autocast, else fp32.
+        factor: measured seconds are multiplied by it.
+        jitter: sigma of the lognormal factor (mean 1) on each step of each host.
+        straggler_fraction: share of the steps of each host that are slow.
+        straggler_slowdown: how many times as long a slow one takes.
+        coding: what compressing costs besides.
+    """
+
+    kind: Literal["fixed", "flops", "measured"] = "flops"
+    seconds: float = 0.0
+    utilisation: float = _DEFAULT_UTILISATION
+    device: str | None = None
+    dtype: str | None = None
+    factor: float = 1.0
+    jitter: float = 0.0
+    straggler_fraction: float = 0.0
+    straggler_slowdown: float = 1.0
+    coding: Coding = _FREE
+
+    @classmethod
+    def parse(cls, spec: Any) -> Compute:
+        """From what users write.
+
+        A number (seconds) or '50 ms'; 'flops'; 'measured'; or a mapping with one of `fixed: 50 ms`,
+        `flops: {utilisation, device, dtype}`, `measured: {factor}`, and with `jitter: 0.1` and
+        `stragglers: {fraction: 1 %, slowdown: 5}` and `coding: 2 GB/s` (see `Coding.parse`) as one likes. None is
+        'flops'.
+
+        Raises:
+            InputError: a value out of range, or an unknown key.
+
+        >>> Compute.parse("50 ms").seconds, Compute.parse({"flops": {"device": "a100"}, "jitter": 0.1}).jitter
+        (0.05, 0.1)
+        """
+        if isinstance(spec, Compute):
+            return spec
+        if spec is None or spec in ("flops", "measured"):
+            return cls(kind="measured" if spec == "measured" else "flops")
+        if isinstance(spec, int | float | str):
+            return cls(kind="fixed", seconds=cls._seconds(spec))
+        given = _options("compute", spec, ("fixed", "flops", "measured", "jitter", "stragglers", "coding"))
+        kinds = [kind for kind in ("fixed", "flops", "measured") if kind in given]
+        if len(kinds) > 1:
+            raise InputError(f"compute: {' and '.join(kinds)} exclude each other; keep one")
+        parsed = cls._parse_kind(kinds[0], given[kinds[0]]) if kinds else cls()
+        jitter = given.get("jitter", 0.0)
+        if isinstance(jitter, Mapping):
+            jitter = _options("compute.jitter", jitter, ("sigma",)).get("sigma", 0.0)
+        slow = _options("compute.stragglers", given.get("stragglers"), ("fraction", "slowdown"))
+        return replace(
+            parsed,
+            jitter=_number("compute.jitter", jitter, 10.0, zero=True),
+            straggler_fraction=_number(
+                "compute.stragglers.fraction", slow.get("fraction", 0.0), 1.0, zero=True
+            ),
+            straggler_slowdown=_number("compute.stragglers.slowdown", slow.get("slowdown", 1.0), 1e6),
+            coding=Coding.parse(given.get("coding")),
+        )
+
+    @staticmethod
+    def _seconds(value: Any) -> float:
+        if isinstance(value, str):
+            try:
+                return parse_seconds(value)
+            except InputError as error:
+                raise InputError(f"compute: {error}") from None
+        if isinstance(value, bool) or not (0 <= value < math.inf):
+            raise InputError(f"compute: {value!r} seconds is no duration; write for example '50 ms'")
+        return float(value)
+
+    @classmethod
+    def _parse_kind(cls, kind: str, value: Any) -> Compute:
+        if kind == "fixed":
+            if not isinstance(value, int | float | str):
+                raise InputError(f"compute.fixed: {value!r} is no duration; write for example '50 ms'")
+            return cls(kind="fixed", seconds=cls._seconds(value))
+        if kind == "measured":
+            options = _options("compute.measured", value, ("factor",))
+            factor = _number("compute.measured.factor", options.get("factor", 1.0), 1e6)
+            return cls(kind="measured", factor=factor)
+        options = _options("compute.flops", value, ("utilisation", "device", "dtype"))
+        device, dtype = options.get("device"), options.get("dtype")
+        if device is not None:
+            find_device(device, "compute.flops: ").flops_for(dtype or "fp32", device)
+        elif dtype is not None:
+            find_device(DEFAULT_DEVICE).flops_for(dtype, DEFAULT_DEVICE)
+        share = _number("compute.flops.utilisation", options.get("utilisation", _DEFAULT_UTILISATION), 1.0)
+        return cls(kind="flops", utilisation=share, device=device, dtype=dtype)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The canonical plain form; parses back to an equal `Compute`."""
+        plain: dict[str, Any] = {}
+        if self.kind == "fixed":
+            plain["fixed"] = f"{self.seconds!r} s"
+        elif self.kind == "measured":
+            plain["measured"] = {"factor": self.factor}
+        else:
+            plain["flops"] = {"utilisation": self.utilisation}
+            plain["flops"] |= {"device": self.device} if self.device is not None else {}
+            plain["flops"] |= {"dtype": self.dtype} if self.dtype is not None else {}
+        if self.jitter:
+            plain["jitter"] = self.jitter
+        if self.straggler_fraction:
+            plain["stragglers"] = {"fraction": self.straggler_fraction, "slowdown": self.straggler_slowdown}
+        if self.coding != _FREE:
+            plain["coding"] = self.coding.to_plain()
+        return plain
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether something is yet to be measured."""
+        return "measured" in (self.kind, self.coding.kind)
+
+    def with_measured_coding(self, threads: int) -> Compute:
+        """This with the speeds of coding here, on so many threads, if they are to be measured."""
+        if self.coding.kind != "measured":
+            return self
+        with intra_op_threads(threads):
+            return replace(self, coding=self.coding.measure())
+
+    def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:
+        """Seconds of a whole step before jitter.
+
+        Args:
+            flops: operations of the step's forward and backward passes.
+            device: the host's, as the topology names it; None: `DEFAULT_DEVICE`.
+            where: prefix of errors, such as "host us.0: ".
+            half: whether the model computes in half precision (autocast).
+        """
+        if self.kind == "fixed":
+            return self.seconds
+        if self.kind == "measured":
+            raise InputError("compute: 'measured' has no seconds before it has been measured; use fixed")
+        name = self.device or device or DEFAULT_DEVICE
+        dtype = self.dtype or ("bf16" if half else "fp32")
+        return flops / (find_device(name, where).flops_for(dtype, name) * self.utilisation)
+
+    def describe(self) -> str:
+        """A few words for people, such as 'fixed 50 ms'."""
+        if self.kind == "fixed":
+            return f"fixed {format_seconds(self.seconds)}"
+        if self.kind == "measured":
+            return f"measured x {self.factor:g}"
+        return f"flops at {self.utilisation:.0%} of {self.device or 'each host'}'s peak"
+
+
+class StepDurations:
+    """How long each step of one host takes: the mean, with jitter and stragglers by (seed, host, step).
+
+    The draws depend on nothing else, so every strategy meets the same ones.
+
+    Args:
+        compute: the spread.
+        mean_seconds: of a step before the draws.
+        seed: of the run.
+        host: a number that all ranks of a host share.
+    """
+
+    def __init__(self, compute: Compute, mean_seconds: float, seed: int, host: int) -> None:
+        self.mean_seconds = mean_seconds
+        self._prefix = f"{seed}/{host}/".encode()
+        self._sigma = compute.jitter
+        self._fraction = compute.straggler_fraction
+        self._slowdown = compute.straggler_slowdown
+        self._varies = bool(self._sigma or self._fraction)
+
+    def seconds(self, step: int) -> float:
+        """Virtual seconds of step `step`."""
+        if not self._varies:
+            return self.mean_seconds
+        digest = hashlib.blake2b(self._prefix + str(step).encode(), digest_size=16).digest()
+        first, second = struct.unpack("<QQ", digest)
+        seconds = self.mean_seconds
+        if self._sigma:
+            # 52 bits and a half, so that rounding never reaches 0 or 1.
+            normal = _STANDARD_NORMAL.inv_cdf(((first >> 12) + 0.5) / 2**52)
+            seconds *= math.exp(self._sigma * normal - self._sigma**2 / 2)
+        if second / 2**64 < self._fraction:
+            seconds *= self._slowdown
+        return seconds
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    samples, heads, length, width = query
+    return int(2 * samples * heads * length * key[-2] * (width + value[-1]))
+
+
+def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    # Five products where the forward pass has two: the scores again, and the gradients of all factors.
+    return _attention_flops(query, key, value) * 5 // 2
+
+
+def _kept_rng(model: nn.Module) -> AbstractContextManager[None]:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def count_flops(model: nn.Module, batch: Any) -> int:
+    """Operations of one forward and backward pass over `batch`, counted on a copy of the model.
+
+    Multiply and add count as two. Only products count (matrices, convolutions, attention), as torch's counter
+    has it; the CPU's attention kernel, which it does not know, is added. The RNG is left as it was.
+    """
+    aten = torch.ops.aten
+    formulas: dict[Any, Any] = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    }
+    replica = copy.deepcopy(model)
+    with _kept_rng(model), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        as_loss(replica(batch), "fit: a first batch").backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops())
+
+
+@contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """A context in which torch computes on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_seconds(model: nn.Module, batch: Any, repeats: int = 5) -> float:
+    """Host seconds of a forward and backward pass over `batch` on a copy of the model: median of `repeats`.
+
+    Two passes before them warm up. The RNG is left as it was.
+    """
+    replica = copy.deepcopy(model)
+    times: list[float] = []
+    with _kept_rng(model):
+        for _ in range(repeats + 2):
+            start = time.perf_counter()
+            loss = replica(batch)
+            loss.backward()
+            loss.item()  # on a GPU: waits for all that was queued
+            times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])

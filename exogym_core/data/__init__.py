@@ -1,0 +1,1 @@
+"""Which samples each rank sees, and how they become batches."""

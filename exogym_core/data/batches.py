@@ -1,0 +1,108 @@
+"""How samples become batches, and batches get onto a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from netsim.files.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Reader", "as_tuple", "batch_reader", "collate_of", "move_batch"]
+
+Reader: TypeAlias = "Callable[[Tensor], Any]"
+"""Fetches the samples of some indices as one batch."""
+
+_OURS = {
+    "batch_size": "batch_size",
+    "shuffle": "shuffle",
+    "sampler": "a dataset factory",
+    "batch_sampler": "a dataset factory",
+    "generator": "seed",
+    "dataset": "Trainer's train_dataset",
+}
+
+
+def batch_reader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> Reader:
+    """How to fetch the samples of some indices as one batch.
+
+    Tensors are indexed at once, also through `Subset`; a dataset with a method `batch(indices)` makes its own
+    batches; all others go sample by sample through `collate`, torch's default where none is given.
+    """
+    if collate is None:
+        if type(dataset) is TensorDataset:
+            tensors = dataset.tensors
+            return lambda indices: tuple(tensor[indices] for tensor in tensors)
+        if type(dataset) is Subset:
+            inner, chosen = batch_reader(dataset.dataset), torch.as_tensor(dataset.indices)
+            return lambda indices: inner(chosen[indices])
+        if callable(own := getattr(dataset, "batch", None)):
+            return own  # type: ignore[no-any-return]
+    gather = collate if collate is not None else default_collate
+    fetch_all = getattr(dataset, "__getitems__", None)
+    if callable(fetch_all):
+        return lambda indices: as_tuple(gather(fetch_all(indices.tolist())))
+    return lambda indices: as_tuple(gather([dataset[index] for index in indices.tolist()]))
+
+
+def as_tuple(batch: Any) -> Any:
+    """Collated lists become tuples, as EXO Gym's models get them."""
+    return tuple(batch) if type(batch) is list else batch
+
+
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """`batch` with its tensors on `device`, through mappings, lists, tuples and named tuples."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        moved = {key: move_batch(value, device) for key, value in batch.items()}
+        return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move_batch(value, device) for value in batch)
+    return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, dict[str, Any]]:
+    """A user's DataLoader arguments as (collate_fn, drop_last, those that need a DataLoader).
+
+    Raises:
+        InputError: an argument that is fit's own; the line names it.
+        UnknownNameError: one that DataLoader has not.
+    """
+    rest = dict(dataloader_kwargs or {})
+    for name in rest:
+        if name in _OURS:
+            raise InputError(
+                f"fit: dataloader_kwargs has {name!r}, which the trainer sets; use {_OURS[name]}"
+            )
+        if name not in _LOADER_ARGUMENTS:
+            raise unknown_name("argument of DataLoader", name, _LOADER_ARGUMENTS)
+    collate, drop_last = rest.pop("collate_fn", None), bool(rest.pop("drop_last", False))
+    if not rest.get("num_workers") and not rest.get("pin_memory"):
+        return collate, drop_last, {}
+    if collate is not None:
+        rest["collate_fn"] = collate
+    return collate, drop_last, rest
+
+
+_LOADER_ARGUMENTS = (
+    "collate_fn",
+    "drop_last",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "persistent_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)

@@ -1,0 +1,78 @@
+"""What carrying ranks has in common, wherever they run: one simulation, and what has come of its ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.simulated.communicator import RankState
+from exogym_core.communicator.simulated.simulation import Simulation
+from exogym_core.ranks.failures import FirstFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from exogym_core.communicator.exchange import Slot
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.journal import Journal
+    from exogym_core.ranks.watch import Silence
+    from netsim.ranks.kernel import Answer, StampedRow
+    from netsim.tools.trace import Recorder
+
+__all__ = ["SECONDS_BETWEEN_ROWS", "Carrier"]
+
+# Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
+SECONDS_BETWEEN_ROWS = 0.1
+
+
+class Carrier(ABC):
+    """One run of a world's ranks.
+
+    Args:
+        world: where it takes place.
+        on_row: told of every row that a rank has marked, in order of virtual time.
+        journal: what was requested before; gets the log.
+        recorder: keeps what happens; None: nobody wants to know.
+
+    Attributes:
+        simulation: played to its end when the run is through.
+        failure: what went wrong, if anything.
+        results: what `body` returned, in rank order.
+        states: every rank's counters.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        on_row: Callable[[StampedRow], None],
+        journal: Journal,
+        recorder: Recorder | None,
+    ) -> None:
+        self.simulation = Simulation(
+            world, self._let_run, self._completed, self._answered, on_row, journal.past, recorder
+        )
+        journal.log = self.simulation.kernel.log
+        self.failure = FirstFailure()
+        self.results: list[Any] = [None] * world.num_ranks
+        self.states = [RankState() for _ in range(world.num_ranks)]
+        self._told_silences: set[tuple[int, int]] = set()
+
+    def _silent(self, silence: Silence, block: range) -> None:
+        """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
+        which = (silence.rank, silence.num_calls)
+        others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
+        if silence.is_unusual and others_wait and which not in self._told_silences:
+            self._told_silences.add(which)
+            silence.warn()
+
+    @abstractmethod
+    def _let_run(self, rank: int) -> None:
+        """Let ranks get on, since the kernel needs `rank`'s next request; raises what ends the run."""
+
+    @abstractmethod
+    def _completed(self, slot: Slot) -> None:
+        """Those who wait for the values of `slot` can go on."""
+
+    @abstractmethod
+    def _answered(self, rank: int, value: Answer) -> None:
+        """`rank` has its answer from the kernel and can go on."""

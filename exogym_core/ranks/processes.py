@@ -1,0 +1,270 @@
+"""Ranks in processes: blocks of ranks by turns in each, the simulation in the parent."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+import warnings
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from exogym_core.ranks.arena import Arena
+from exogym_core.ranks.carrier import Carrier
+from exogym_core.ranks.channel import Channel, ChannelClosed
+from exogym_core.ranks.children import Children
+from exogym_core.ranks.rank_block import RankBlock
+from exogym_core.ranks.records import (
+    Abort,
+    Answered,
+    Asking,
+    Blocked,
+    Done,
+    Ended,
+    Failed,
+    Freed,
+    Requests,
+    Values,
+)
+from exogym_core.ranks.watch import SECONDS_OF_SILENCE, Silence
+from netsim.files.errors import MismatchError, NetsimError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from exogym_core.communicator.exchange import Slot
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.journal import Journal
+    from exogym_core.ranks.rank_block import Body
+    from netsim.ranks.kernel import Answer, Key, StampedRow
+    from netsim.tools.trace import Recorder
+
+__all__ = ["run_in_processes"]
+
+# What unwinding ranks may take before their processes are killed (host time).
+_GRACE_SECONDS = 1.0
+# A process with a busy rank says so this often at least, as long as its Python runs (host time).
+_SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
+
+
+class _ProcessRun(Carrier):
+    """The simulation, fed by the children's records."""
+
+    def __init__(
+        self,
+        world: World,
+        blocks: Sequence[range],
+        arenas: Sequence[Arena],
+        on_row: Callable[[StampedRow], None],
+        journal: Journal,
+        recorder: Recorder | None,
+    ) -> None:
+        super().__init__(world, on_row, journal, recorder)
+        self._blocks, self._arenas = blocks, arenas
+        self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
+        self._slots: dict[Key, Slot] = {}
+        self._unfinished = [set(block) for block in blocks]
+        self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
+        self.children: Children | None = None
+
+    def run(self, children: Children) -> None:
+        self.children = children
+        try:
+            self.simulation.kernel.run()
+        except NetsimError as error:
+            self.failure.add(error)
+        if self.failure.error is not None:
+            self._abort()
+
+    def _abort(self) -> None:
+        """Have every rank unwound, and listen for the cause behind the first failure."""
+        assert self.children is not None
+        live = {index for index, ranks in enumerate(self._unfinished) if ranks}
+        for index in live:
+            self._send(index, Abort())
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while live and time.monotonic() < deadline:
+            for index in self.children.ready(live, timeout_seconds=deadline - time.monotonic()):
+                try:
+                    self._inboxes.append((index, self.children.channels[index].recv()))
+                except ChannelClosed:
+                    live.discard(index)
+        for _, batch in self._inboxes:
+            for record in batch:
+                if isinstance(record, Failed):
+                    self.failure.add(record.error)
+
+    def _let_run(self, rank: int) -> None:
+        """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
+        assert self.children is not None
+        # Raised here and not below: what ranks had requested before a failure is played first.
+        self.failure.raise_if_any()
+        if not self._inboxes:
+            if not self.simulation.exchange.running:
+                raise self.simulation.stuck(rank)
+            live = [index for index, ranks in enumerate(self._unfinished) if ranks]
+            ready = self.children.ready(live, _SECONDS_OF_SILENCE)
+            if not ready:
+                self._tell_of_standstill(live)
+                ready = self.children.ready(live)
+            for index in ready:
+                try:
+                    self._inboxes.append((index, self.children.channels[index].recv()))
+                except ChannelClosed:
+                    raise self._died(index) from None
+        index, batch = self._inboxes.popleft()
+        for record in batch:
+            self._take_in(index, record)
+
+    def _take_in(self, index: int, record: NamedTuple) -> None:
+        exchange, arena = self.simulation.exchange, self._arenas[index]
+        error = None
+        match record:
+            case Requests():
+                self.simulation.kernel.streams[record.rank].extend(record.requests)
+            case Values():
+                tensors = [arena.get(ref) for ref in record.refs]
+                slot = exchange.put(
+                    record.rank, record.key, record.ranks, record.member, record.signature, tensors
+                )
+                if not slot.done:
+                    self._slots[record.key] = slot
+            case Blocked():
+                waited_for = self._slots.get(record.key)
+                if waited_for is not None:  # else its values are on their way to the child
+                    error = exchange.block(record.rank, waited_for)
+            case Asking():
+                self.simulation.wait_for_clock(record.rank)
+            case Ended():
+                # Pickled by our own child, which sent it through its channel.
+                self.results[record.rank] = pickle.loads(record.result)  # nosec B301
+                self.states[record.rank] = record.state
+                self._unfinished[index].discard(record.rank)
+                error = exchange.exit(record.rank)
+            case Failed():
+                self.failure.add(record.error)
+            case Freed():
+                arena.free(record.refs)
+            case Silence():
+                self._silent(record, self._blocks[index])
+        if error is not None:
+            self.failure.add(error)
+
+    def _completed(self, slot: Slot) -> None:
+        """Send every child its members' values, once each."""
+        self._slots.pop(slot.key, None)
+        members: dict[int, list[int]] = {}
+        for member, rank in enumerate(slot.ranks):
+            members.setdefault(self._home[rank], []).append(member)
+        messages = [(index, self._done(slot, index, local)) for index, local in members.items()]
+        # Sent only when all are copied: a child that has its values uses the memory of its inputs again, and
+        # these may be values of others.
+        for index, message in messages:
+            self._send(index, message)
+
+    def _done(self, slot: Slot, index: int, local: Sequence[int]) -> Done:
+        """The values for the `local` members, who live in child `index`, in its arena."""
+        arena, own, shared = self._arenas[index], {}, []
+        if slot.outcome is not None:
+            own = {
+                member: [arena.put(tensor) for tensor in slot.outcome.own[member]]
+                for member in local
+                if member in slot.outcome.own
+            }
+            shared = [arena.put(tensor) for tensor in slot.outcome.shared]
+        assert isinstance(slot.error, MismatchError | None)
+        return Done(slot.key, shared, own, slot.error)
+
+    def _answered(self, rank: int, value: Answer) -> None:
+        self._send(self._home[rank], Answered(rank, value))
+
+    def _send(self, index: int, message: NamedTuple) -> None:
+        assert self.children is not None
+        try:
+            received = self.children.channels[index].send_receiving(message)
+        except ChannelClosed:
+            return  # found, with the reason, when its records are read
+        self._inboxes.extend((index, batch) for batch in received)
+
+    def _tell_of_standstill(self, live: Sequence[int]) -> None:
+        """Warn of processes whose ranks could go on and which do not even say that they are busy."""
+        assert self.children is not None
+        for index in live:
+            if self.simulation.exchange.running & self._unfinished[index]:
+                pid = self.children.pids[index]
+                state = (
+                    f"is stopped: kill -CONT {pid} has it go on"
+                    if self.children.is_stopped(index)
+                    else ("sends nothing: it is busy in a call that holds Python's lock")
+                )
+                warnings.warn(
+                    f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2
+                )
+
+    def _names(self, index: int) -> str:
+        ranks = sorted(self._unfinished[index])
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+    def _died(self, index: int) -> RankError:
+        assert self.children is not None
+        ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
+        calls = self.simulation.exchange.calls_in_flight()
+        flight = f"; in flight: {calls[0]}" if calls else ""
+        lines = [
+            f"the process of {self._names(index)} ended: {ended}{flight}",
+            *(f"  {call}" for call in calls),
+        ]
+        return RankError("\n".join(lines), min(self._unfinished[index]))
+
+
+def run_in_processes(
+    world: World,
+    body: Body,
+    *,
+    seed: int,
+    processes: int,
+    intra_op_threads: int,
+    on_row: Callable[[StampedRow], None],
+    journal: Journal,
+    recorder: Recorder | None,
+) -> Carrier:
+    """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `processes` children.
+
+    Returns:
+        The run, played to its end.
+
+    Raises:
+        NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure or its process's death.
+        InputError: `body` cannot be sent to a process, or a result back.
+    """
+    edges = [world.num_ranks * index // processes for index in range(processes + 1)]
+    blocks = [range(start, end) for start, end in itertools.pairwise(edges)]
+    target = partial(_run_child, world, blocks, body, seed, intra_op_threads)
+    # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
+    method = "auto" if intra_op_threads == 1 else "spawn"
+    arenas = [Arena() for _ in blocks]
+    try:
+        with Children(target, processes, method=method) as children:
+            for channel, arena in zip(children.channels, arenas, strict=True):
+                channel.send_fds([arena.fd])
+            run = _ProcessRun(world, blocks, arenas, on_row, journal, recorder)
+            run.run(children)
+            run.failure.raise_if_any()
+    finally:
+        for arena in arenas:
+            arena.close()
+    return run
+
+
+def _run_child(
+    world: World,
+    blocks: Sequence[range],
+    body: Body,
+    seed: int,
+    intra_op_threads: int,
+    index: int,
+    channel: Channel,
+) -> None:
+    arena = Arena(channel.recv_fds(1)[0], upper_half=True)
+    RankBlock(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index).run(body)

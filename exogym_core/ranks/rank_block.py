@@ -1,0 +1,237 @@
+"""The ranks of one process of several: by turns beside a host that carries their records to the simulation.
+
+A block sends batches of records (requests, values, who waits) and flushes them whenever it gives values or has
+no rank to run; the other side answers with values. Large tensors travel through shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
+from exogym_core.communicator.simulated.simulation import Schedules
+from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS
+from exogym_core.ranks.channel import ChannelClosed
+from exogym_core.ranks.failures import run_rank, told
+from exogym_core.ranks.pickling import dumps_for_child
+from exogym_core.ranks.records import (
+    Answered,
+    Asking,
+    Blocked,
+    Done,
+    Ended,
+    Failed,
+    Freed,
+    Requests,
+    Values,
+)
+from exogym_core.ranks.turns import Turns
+from netsim.files.errors import InputError
+from netsim.ranks.kernel import Key, Mark, Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.arena import Arena, TensorRef
+    from exogym_core.ranks.channel import Channel
+    from exogym_core.ranks.watch import Silence
+    from netsim.ranks.kernel import Answer, Question
+
+__all__ = ["Body", "RankBlock"]
+
+Body = Callable[[SimulatedCommunicator], Any]
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """A call posted by ranks of this block, until they have taken its values."""
+
+    key: Key
+    num_local: int
+    given: list[TensorRef] = field(default_factory=list)
+    done: Done | None = None
+    waiters: list[int] = field(default_factory=list)
+    num_taken: int = 0
+
+
+class RankBlock:
+    """The ranks of one process, and their end of the channel.
+
+    Args:
+        world: where the run takes place.
+        ranks: those that live here.
+        channel: to the process of the simulation.
+        arena: memory shared with it.
+        seed: random streams are made from (seed, rank).
+        threads: torch's threads for one operator.
+        nth_core: which of this machine's cores the ranks share.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        ranks: range,
+        channel: Channel,
+        arena: Arena,
+        seed: int,
+        threads: int,
+        nth_core: int,
+    ) -> None:
+        self.ranks, self.channel, self.arena = ranks, channel, arena
+        self.turns = Turns(ranks, seed, threads, nth_core, self._silent)
+        self.schedules = Schedules(world)
+        self.world = world
+        self.tickets: dict[Key, _Ticket] = {}
+        self.answers: dict[int, Answer] = {}
+        self._outgoing: list[NamedTuple] = []
+        self._requests: dict[int, list[Request]] = {}
+        self._num_running = len(ranks)
+        self._next_flush = 0.0
+
+    def run(self, body: Body) -> None:
+        """Run `body(comm)` on every rank here, to the end or until the run is given up."""
+        self.turns.run(lambda rank: self._rank(rank, body), self._host)
+        self.flush()
+
+    def _silent(self, silence: Silence) -> None:
+        with contextlib.suppress(ChannelClosed):  # the run has just ended
+            self.channel.send([silence])
+
+    def _rank(self, rank: int, body: Body) -> None:
+        state = RankState()
+        comm = SimulatedCommunicator(
+            _PipePort(self, rank), range(self.world.num_ranks), rank, self.schedules, state
+        )
+        results: dict[int, Any] = {}
+        try:
+            failed = run_rank(comm, body, results)
+        finally:
+            self._num_running -= 1
+        self._tell(
+            Failed(rank, told(rank, failed)) if failed is not None else _ended(rank, results[rank], state)
+        )
+
+    def _host(self) -> None:
+        while self._num_running:
+            if self.turns.ready:
+                self.turns.let_ranks_run()
+            else:
+                self.flush()
+                if not self._take_in(self.channel.recv()):
+                    return
+
+    def _take_in(self, message: object) -> bool:
+        match message:
+            case Done():
+                ticket = self.tickets.pop(message.key)
+                ticket.done = message
+                self.arena.free(ticket.given)
+                self.turns.ready.extend(ticket.waiters)
+            case Answered():
+                self.answers[message.rank] = message.value
+                self.turns.ready.append(message.rank)
+            case _:
+                return False
+        return True
+
+    # --- called by ranks -----------------------------------------------------------------------------------
+
+    def request(self, rank: int, request: Request) -> None:
+        """Keep a request until the next flush; rows are not kept for long, since somebody may watch."""
+        self._requests.setdefault(rank, []).append(request)
+        if isinstance(request, Mark) and time.monotonic() >= self._next_flush:
+            self.flush()
+
+    def give(self, record: Values) -> _Ticket:
+        """Send one member's values at once: others may be waiting for them."""
+        ticket = self.tickets.get(record.key)
+        if ticket is None:
+            num_local = sum(rank in self.ranks for rank in record.ranks)
+            ticket = self.tickets[record.key] = _Ticket(record.key, num_local)
+        ticket.given += record.refs
+        self._tell(record)
+        self.flush()
+        return ticket
+
+    def _tell(self, record: NamedTuple) -> None:
+        self._outgoing.append(record)
+
+    def block(self, rank: int, record: NamedTuple) -> None:
+        """Tell the parent that `rank` waits, and give way."""
+        self._tell(record)
+        self.turns.give_way(rank)
+
+    def free(self, ticket: _Ticket) -> None:
+        """One local member has taken its values; after the last their memory is the parent's again."""
+        ticket.num_taken += 1
+        if ticket.num_taken == ticket.num_local and ticket.done is not None:
+            refs = [*ticket.done.shared, *(ref for own in ticket.done.own.values() for ref in own)]
+            if any(isinstance(ref.content, int) for ref in refs):
+                self._tell(Freed(refs))
+
+    def flush(self) -> None:
+        """Send what has gathered; requests after values, as the kernel reads them only when it needs them."""
+        batch = [*self._outgoing, *(Requests(rank, some) for rank, some in self._requests.items())]
+        self._outgoing, self._requests = [], {}
+        self._next_flush = time.monotonic() + SECONDS_BETWEEN_ROWS
+        if batch:
+            self.channel.send(batch)
+
+
+def _ended(rank: int, result: Any, state: RankState) -> Ended | Failed:
+    try:
+        return Ended(rank, dumps_for_child(result), state)
+    except InputError as error:
+        return Failed(rank, error)
+
+
+class _PipePort:
+    """A rank's way to the simulation in the parent."""
+
+    def __init__(self, block: RankBlock, rank: int) -> None:
+        self._block, self._rank, self._turns = block, rank, block.turns
+
+    def request(self, request: Request) -> None:
+        self._turns.check()
+        self._block.request(self._rank, request)
+
+    def post(
+        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+    ) -> _Ticket:
+        self._turns.check()
+        refs = [self._block.arena.put(tensor) for tensor in tensors]
+        return self._block.give(Values(self._rank, key, ranks, member, signature, refs))
+
+    def take(self, ticket: _Ticket, member: int) -> tuple[Tensor, ...]:
+        self._turns.check()
+        if ticket.done is None:
+            self._turns.require_rank_thread(self._rank)
+            ticket.waiters.append(self._rank)
+            self._block.block(self._rank, Blocked(self._rank, ticket.key))
+        assert ticket.done is not None
+        if ticket.done.error is not None:
+            raise ticket.done.error
+        refs = ticket.done.own.get(member, ticket.done.shared)
+        return tuple(self._block.arena.get(ref) for ref in refs)
+
+    def taken(self, ticket: _Ticket) -> None:
+        self._block.free(ticket)
+
+    def ready(self, ticket: _Ticket) -> bool:
+        return ticket.done is not None
+
+    def flush(self) -> None:
+        self._block.flush()
+
+    def ask(self, question: Question) -> Answer:
+        self._turns.check()
+        self._turns.require_rank_thread(self._rank)
+        self._block.request(self._rank, question)
+        self._block.block(self._rank, Asking(self._rank))
+        return self._block.answers.pop(self._rank)

@@ -1,0 +1,102 @@
+"""What travels between the process of the simulation and those of the ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.simulated.communicator import RankState
+    from exogym_core.ranks.arena import TensorRef
+    from netsim.files.errors import MismatchError, NetsimError
+    from netsim.ranks.kernel import Answer, Key, Request
+
+__all__ = [
+    "Abort",
+    "Answered",
+    "Asking",
+    "Blocked",
+    "Done",
+    "Ended",
+    "Failed",
+    "Freed",
+    "Requests",
+    "Values",
+]
+
+# --- from ranks --------------------------------------------------------------------------------------------
+
+
+class Requests(NamedTuple):
+    """What `rank` has requested of the clock since the last flush."""
+
+    rank: int
+    requests: list[Request]
+
+
+class Values(NamedTuple):
+    """One member's values for a call."""
+
+    rank: int
+    key: Key
+    ranks: tuple[int, ...]
+    member: int
+    signature: Signature
+    refs: list[TensorRef]
+
+
+class Blocked(NamedTuple):
+    """`rank` waits for the values of a call."""
+
+    rank: int
+    key: Key
+
+
+class Asking(NamedTuple):
+    """`rank` waits for the clock's answer."""
+
+    rank: int
+
+
+class Ended(NamedTuple):
+    """`rank` is through; its result is pickled."""
+
+    rank: int
+    result: bytes
+    state: RankState
+
+
+class Failed(NamedTuple):
+    """`rank` has failed."""
+
+    rank: int
+    error: NetsimError
+
+
+class Freed(NamedTuple):
+    """All local members have taken these values."""
+
+    refs: list[TensorRef]
+
+
+# --- to ranks ----------------------------------------------------------------------------------------------
+
+
+class Done(NamedTuple):
+    """The values of a call for the members that live in one process; `own` where they differ."""
+
+    key: Key
+    shared: list[TensorRef]
+    own: dict[int, list[TensorRef]]
+    error: MismatchError | None
+
+
+class Answered(NamedTuple):
+    """The clock's answer to `rank`."""
+
+    rank: int
+    value: Answer
+
+
+class Abort(NamedTuple):
+    """The run has failed: unwind."""

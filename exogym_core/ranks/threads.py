@@ -1,0 +1,174 @@
+"""Ranks in threads of this process, by turns, beside the kernel."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS, Carrier
+from exogym_core.ranks.failures import run_rank, told
+from exogym_core.ranks.turns import Turns
+from netsim.files.errors import MismatchError, NetsimError
+from netsim.ranks.kernel import Key, Mark, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.journal import Journal
+    from netsim.ranks.kernel import Answer, Question, StampedRow
+    from netsim.tools.trace import Recorder
+
+__all__ = ["run_in_threads"]
+
+# A rank that only computes may run ahead; now and then the kernel takes in what it has asked for.
+_BACKLOG = 10_000
+
+
+class _ThreadRun(Carrier):
+    """One run: the simulation in the calling thread, every rank in a thread of its own."""
+
+    def __init__(
+        self,
+        world: World,
+        seed: int,
+        intra_op_threads: int,
+        nth_core: int,
+        on_row: Callable[[StampedRow], None],
+        journal: Journal,
+        recorder: Recorder | None,
+    ) -> None:
+        ranks = range(world.num_ranks)
+        self.turns = Turns(
+            ranks, seed, intra_op_threads, nth_core, lambda silence: self._silent(silence, ranks)
+        )
+        super().__init__(world, on_row, journal, recorder)
+        self.answers: dict[int, Answer] = {}
+        self._next_rows = 0.0
+
+    def run(self, body: Callable[[SimulatedCommunicator], Any]) -> None:
+        self.turns.run(lambda rank: self._rank(rank, body), self.simulation.kernel.run)
+
+    def _rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
+        world = self.simulation.world
+        port = _ThreadPort(self, rank)
+        comm = SimulatedCommunicator(
+            port, range(world.num_ranks), rank, self.simulation.schedules, self.states[rank]
+        )
+        failed = run_rank(comm, body, self.results)
+        if failed is not None:
+            self.fail(told(rank, failed))
+        self.fail(self.simulation.exchange.exit(rank))
+
+    def fail(self, error: NetsimError | None) -> None:
+        """Keep the first failure and have every rank unwound."""
+        if error is not None:
+            self.failure.add(error)
+            self.turns.aborting = True
+
+    def is_row_due(self) -> bool:
+        """Whether the kernel should be let on, so that marked rows are seen."""
+        now = time.monotonic()
+        if now < self._next_rows:
+            return False
+        self._next_rows = now + SECONDS_BETWEEN_ROWS
+        return True
+
+    # --- what the simulation asks for, in the host's turn --------------------------------------------------
+
+    def _let_run(self, rank: int) -> None:
+        # Raised here and not below: what ranks had requested before a failure is played first.
+        self.failure.raise_if_any()
+        if not self.turns.ready:
+            raise self.simulation.stuck(rank)
+        self.turns.let_ranks_run()
+
+    def _completed(self, slot: Slot) -> None:
+        self.turns.ready.extend(slot.waiters)
+
+    def _answered(self, rank: int, value: Answer) -> None:
+        self.answers[rank] = value
+        self.turns.ready.append(rank)
+
+
+class _ThreadPort:
+    """A rank's way to the simulation: calls in the same process, giving way where it must wait."""
+
+    def __init__(self, run: _ThreadRun, rank: int) -> None:
+        self._run, self._rank, self._turns = run, rank, run.turns
+        self._exchange = run.simulation.exchange
+        self._stream = run.simulation.kernel.streams[rank]
+
+    def request(self, request: Request) -> None:
+        self._turns.check()
+        self._stream.append(request)
+        behind = len(self._stream) > _BACKLOG or (isinstance(request, Mark) and self._run.is_row_due())
+        if behind and self._turns.is_rank_thread(self._rank):
+            self._turns.give_way_to_host(self._rank)
+
+    def post(
+        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+    ) -> Slot:
+        self._turns.check()
+        return self._exchange.put(self._rank, key, ranks, member, signature, tensors)
+
+    def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
+        self._turns.check()
+        if not ticket.done:
+            self._turns.require_rank_thread(self._rank)
+            self._run.fail(self._exchange.block(self._rank, ticket))
+            self._turns.give_way(self._rank)
+        if ticket.error is not None:
+            raise MismatchError(*ticket.error.args)  # one object a rank: each gets a traceback of its own
+        assert ticket.outcome is not None
+        return ticket.outcome.of(member)
+
+    def taken(self, ticket: Slot) -> None:
+        """Nothing to give back: values were handed over by reference."""
+
+    def ready(self, ticket: Slot) -> bool:
+        return ticket.done
+
+    def flush(self) -> None:
+        if self._turns.is_rank_thread(self._rank):
+            self._turns.give_way_to_host(self._rank)
+
+    def ask(self, question: Question) -> Answer:
+        self._turns.check()
+        self._turns.require_rank_thread(self._rank)
+        self._stream.append(question)
+        self._run.simulation.wait_for_clock(self._rank)
+        self._turns.give_way(self._rank)
+        return self._run.answers.pop(self._rank)
+
+
+def run_in_threads(
+    world: World,
+    body: Callable[[SimulatedCommunicator], Any],
+    *,
+    seed: int,
+    intra_op_threads: int,
+    nth_core: int,
+    on_row: Callable[[StampedRow], None],
+    journal: Journal,
+    recorder: Recorder | None,
+) -> Carrier:
+    """Run `body(comm)` on every rank of `world`.
+
+    Returns:
+        The run, played to its end.
+
+    Raises:
+        NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
+    """
+    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, journal, recorder)
+    try:
+        run.run(body)
+    except NetsimError as error:
+        run.failure.add(error)
+    run.failure.raise_if_any()
+    return run

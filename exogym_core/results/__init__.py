@@ -1,0 +1,1 @@
+"""What a run leaves: rows, the run folder, loggers, the report."""

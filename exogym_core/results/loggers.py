@@ -1,0 +1,174 @@
+"""Who listens to a run started with `fit(run_name=...)` or `fit(wandb_project=...)`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from exogym_core.results.record import (
+    TRAIN_COLUMNS,
+    VALIDATION_COLUMNS,
+    csv_text,
+    make_private_folder,
+    write_whole,
+)
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from exogym_core.training.request import FitRequest
+
+__all__ = ["X_AXES", "FolderLogger", "Logger", "WandbLogger", "make_loggers", "run_config"]
+
+X_AXES: Mapping[str, str] = {
+    "step": "step",
+    "examples": "examples_trained",
+    "virtual_seconds": "virtual_seconds",
+}
+"""What `log_x_axis` can be -> the column."""
+
+
+class Logger(Protocol):
+    """Takes a run's rows as they come."""
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """One row with its `kind`: step, validation or correlation."""
+
+    def close(self) -> None:
+        """The run is over, or has failed."""
+
+
+class FolderLogger:
+    """`logs/<run_name>/` with train.csv, validation.csv and config.json, as EXO Gym writes them.
+
+    A name that is taken gets a number behind it. Files are written whole at each evaluation and at the end.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, run_name: str, config: Mapping[str, Any], parent: Path = Path("logs")) -> None:
+        self.path = make_private_folder(parent, run_name, numbered=False)
+        self._rows: dict[str, list[dict[str, Any]]] = {"step": [], "validation": [], "correlation": []}
+        write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
+        self._write()
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Keep the row; an evaluation brings the files up to date."""
+        kept = {name: value for name, value in row.items() if name != "kind"}
+        self._rows[row["kind"]].append(kept)
+        if row["kind"] == "validation":
+            self._write()
+
+    def close(self) -> None:
+        """Write what there is."""
+        self._write()
+
+    def _write(self) -> None:
+        write_whole(self.path / "train.csv", csv_text(self._rows["step"], TRAIN_COLUMNS))
+        write_whole(self.path / "validation.csv", csv_text(self._rows["validation"], VALIDATION_COLUMNS))
+        if self._rows["correlation"]:
+            write_whole(
+                self.path / "correlation.csv", csv_text(self._rows["correlation"], ["step", "correlation"])
+            )
+
+
+class WandbLogger:
+    """Rows as metrics of a Weights & Biases run, with EXO Gym's names.
+
+    Args:
+        project: where the run appears.
+        run_name: its name; None lets wandb choose.
+        config: shown beside it.
+        x_axis: `step`, `examples` or `virtual_seconds`.
+        id_file: keeps the run's id: where it is there, that run is gone on with, and rows up to its last step
+            are not logged again.
+
+    Raises:
+        InputError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        run_name: str | None,
+        config: Mapping[str, Any],
+        x_axis: str = "step",
+        id_file: Path | None = None,
+    ) -> None:
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError:
+            raise InputError(
+                "fit: wandb_project needs wandb, which is not installed; run: pip install 'netgym[tracking]'"
+            ) from None
+        known = id_file is not None and id_file.is_file()
+        run_id = id_file.read_text(encoding="utf-8").strip() if id_file is not None and known else None
+        resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
+        self._run = wandb.init(project=project, name=run_name, config=dict(config), **resumed)
+        if id_file is not None:
+            write_whole(id_file, f"{self._run.id}\n")
+        last_step = None if run_id is None else self._run.summary.get("step")
+        self._last_step = -1 if last_step is None else int(last_step)
+        self._axis = X_AXES[x_axis]
+        self._run.define_metric(self._axis)
+        self._run.define_metric("*", step_metric=self._axis)
+        self._examples = 0
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Log the row's numbers."""
+        self._examples = row.get("examples_trained", self._examples)
+        if row["step"] <= self._last_step:
+            return
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        self._run.log({"examples_trained": self._examples, **numbers})
+
+    def close(self) -> None:
+        """Finish the wandb run."""
+        self._run.finish()
+
+
+def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
+    """What identifies a run, in plain values."""
+    plain = (bool, int, float, str, type(None))
+    strategy = {
+        name: value if isinstance(value, plain) else repr(value)
+        for name, value in sorted(request.strategy.arguments.items())
+    }
+    own = {name: value for name, value in vars(request).items() if isinstance(value, plain)}
+    return {
+        "model": type(model).__name__,
+        "model_parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
+        "strategy": type(request.strategy).__name__,
+        "strategy_config": strategy,
+        "topology": request.topology.name if request.topology is not None else None,
+        "compute": request.compute.to_mapping() if request.compute is not None else None,
+        **own,
+    }
+
+
+def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None = None) -> list[Logger]:
+    """The loggers that the request names; none where logging is disabled.
+
+    Args:
+        request: of the run.
+        model: what is trained.
+        checkpoints: folder of the run's checkpoints, which knows its wandb run too.
+    """
+    loggers: list[Logger] = []
+    if request.disable_logging:
+        return loggers
+    config = run_config(request, model)
+    if request.wandb_project is not None:
+        id_file = checkpoints / "wandb" if checkpoints is not None else None
+        loggers.append(
+            WandbLogger(request.wandb_project, request.run_name, config, request.log_x_axis, id_file)
+        )
+    if request.run_name is not None:
+        loggers.append(FolderLogger(request.run_name, config))
+    return loggers

@@ -1,0 +1,336 @@
+"""What a run leaves on disk: one private folder, every file written whole or not at all.
+
+    folder = RunFolder.create(None, "digits")          # runs/digits-1
+    folder.write_text("experiment.yaml", experiment.to_yaml())
+    folder.write_strategy("DiLoCo", history, validation, state)
+    folder.write_summary(entries)
+    folder.digest()                                     # of the results: equal for equal experiments
+
+Metrics and summary hold no host time, no path and no name of this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.names import file_name, visible
+from netsim.files.errors import InputError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = [
+    "TRAIN_COLUMNS",
+    "VALIDATION_COLUMNS",
+    "RecordError",
+    "RunFolder",
+    "csv_text",
+    "make_private_folder",
+    "write_whole",
+]
+
+TRAIN_COLUMNS = (
+    *("step", "examples_trained", "train_loss", "train_perplexity", "lr"),  # EXO Gym's
+    *("virtual_seconds", "bytes_sent", "payload_bytes", "wan_bytes"),
+)
+"""First columns of a strategy's training metrics."""
+
+VALIDATION_COLUMNS = (
+    *("step", "local_loss", "local_perplexity", "global_loss", "global_perplexity"),  # EXO Gym's
+    "virtual_seconds",
+)
+"""First columns of a strategy's validation metrics."""
+
+_VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn", "numba")
+
+
+class RecordError(NetsimError, RuntimeError):
+    """A file of a run cannot be written or read: the disk is full, rights are missing, or it is damaged."""
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a private file (mode 0600) so that `path` holds the old content or the new one, never a part.
+
+    Raises:
+        RecordError: it cannot be written; nothing is left behind.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = None
+    try:
+        # In the same folder, since only within one file system is a rename atomic; mkstemp makes it 0600.
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise RecordError(f"{visible(path)}: cannot be written: {error.strerror or error}") from error
+        raise
+
+
+def make_private_folder(parent: Path, name: str, *, numbered: bool) -> Path:
+    """A new folder (mode 0700) in `parent`, called `name`, with `-1`, `-2`, ... behind it if `numbered`.
+
+    Without `numbered` the number is added only where the name is taken. Existing files, folders and links
+    are never reused. `name` is made safe first.
+
+    Raises:
+        RecordError: no folder can be made there.
+    """
+    name = file_name(name)
+    number = 1
+    try:
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            path = parent / (f"{name}-{number}" if numbered or number > 1 else name)
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+    except OSError as error:
+        raise RecordError(
+            f"{visible(parent)}: no folder can be made there: {error.strerror or error}"
+        ) from error
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) -> str:
+    """Rows as CSV: `first_columns`, then whatever else the rows hold, in order of appearance.
+
+    Floats are written so that they read back exactly; None is an empty field.
+
+    >>> csv_text([{"loss": 0.1, "step": 1}], ["step"])
+    'step,loss\\n1,0.1\\n'
+    """
+    columns = dict.fromkeys(first_columns)
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
+    return text.getvalue()
+
+
+class RunFolder:
+    """The folder of one run. See DESIGN's 'Run folder' for what lies where.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, out: str | Path | None, name: str, parent: str | Path = "runs") -> RunFolder:
+        """A new folder: `out`, which must be new or empty, else `parent/<name>-<n>`.
+
+        Raises:
+            InputError: `out` holds something already.
+            RecordError: it cannot be made.
+        """
+        if out is None:
+            return cls(make_private_folder(Path(parent), name, numbered=True))
+        path = Path(out)
+        if path.is_dir() and any(path.iterdir()):
+            raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
+        if path.exists() and not path.is_dir():
+            raise InputError(f"--out {visible(out)}: is a file: choose a new or empty folder")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            path.chmod(0o700)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise RecordError(f"--out {visible(out)}: cannot be made: {reason}") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run.
+
+        Raises:
+            InputError: there is no run at `path`.
+        """
+        folder = Path(path)
+        if not (folder / "experiment.yaml").is_file():
+            raise InputError(f"{visible(path)}: is no run folder: it has no experiment.yaml")
+        return cls(folder)
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def make_folder(self, *names: str) -> Path:
+        """The private folder `names[0]/names[1]/...`, made where it is not there.
+
+        Raises:
+            RecordError: it cannot be made.
+        """
+        path = self.path
+        try:
+            for name in names:
+                path = path / file_name(name)
+                path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"{visible(path)}: cannot be made: {error.strerror}") from error
+        return path
+
+    def write_text(self, relative: str, text: str | bytes) -> Path:
+        """Write one file whole, and return its path; folders on the way are made private."""
+        path = self.path / relative
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"{visible(path.parent)}: cannot be made: {error.strerror}") from error
+        write_whole(path, text)
+        return path
+
+    def write_environment(self) -> None:
+        """Versions and platform; neither environment variables nor names of people or machines."""
+        versions = {name: version for name in _VERSIONS if (version := _version(name))}
+        facts = {
+            "versions": versions,
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+        }
+        self.write_text("environment.json", json.dumps(facts, indent=2) + "\n")
+
+    def write_strategy(
+        self,
+        label: str,
+        history: Sequence[Mapping[str, Any]],
+        validation: Sequence[Mapping[str, Any]],
+        state: Mapping[str, Tensor] | None,
+        correlation: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Metrics of one strategy, and the averaged model's state and comparisons of replicas, if any."""
+        name = file_name(label)
+        self.write_text(f"metrics/{name}.csv", csv_text(history, TRAIN_COLUMNS))
+        self.write_text(f"metrics/{name}.validation.csv", csv_text(validation, VALIDATION_COLUMNS))
+        if correlation:
+            self.write_text(f"metrics/{name}.correlation.csv", csv_text(correlation, ("step", "correlation")))
+        if state is not None:
+            from safetensors.torch import save
+
+            # Cloned, because tied weights share memory and the format refuses that.
+            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
+            self.write_text(f"models/{name}.safetensors", save(dict(sorted(tensors.items()))))
+
+    def write_summary(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """One object a strategy. What is not finite is written as null, since JSON has no NaN."""
+        plain = [{key: _finite(value) for key, value in entry.items()} for entry in entries]
+        self.write_text("summary.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+    def log(self, line: str) -> None:
+        """Add one line to `log.txt`."""
+        path = self.path / "log.txt"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+                file.write(visible(line, 2000) + "\n")
+        except OSError as error:
+            raise RecordError(f"{visible(path)}: cannot be written: {error.strerror}") from error
+
+    def discard(self) -> None:
+        """Remove a folder in which nothing has been trained: only what a run writes at its start."""
+        for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        checkpoints = self.path / "checkpoints"
+        with contextlib.suppress(OSError):  # not empty: something else was put there
+            for path in [*checkpoints.glob("*"), checkpoints] if checkpoints.is_dir() else []:
+                path.rmdir()
+            self.path.rmdir()
+
+    def clean(self) -> None:
+        """Remove what a killed process was writing."""
+        for path in [*self.path.glob(".writing-*"), *self.path.glob("*/.writing-*")]:
+            path.unlink(missing_ok=True)
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The summary's objects of the strategies that came to their end.
+
+        Raises:
+            InputError: the summary is damaged.
+        """
+        return [entry for entry in self.read_summary() if not entry.get("incomplete")]
+
+    def read_summary(self) -> list[dict[str, Any]]:
+        """The summary's objects; an empty list where no strategy has ended yet.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = self.path / "summary.json"
+        if not path.is_file():
+            return []
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{visible(path)}: cannot be read: {error}") from None
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries
+        ):
+            raise InputError(f"{visible(path)}: is no summary: expected a list of objects with a name")
+        return entries
+
+    def read_metrics(self, label: str, kind: str = "") -> list[dict[str, float]]:
+        """Rows of one strategy's metrics (`kind` "") or validation metrics ("validation"), numbers only.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = self.path / "metrics" / f"{file_name(label)}{'.' if kind else ''}{kind}.csv"
+        if not path.is_file():
+            return []
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [
+                    {key: float(value) for key, value in row.items() if key and value}
+                    for row in csv.DictReader(file, strict=True)
+                ]
+        except (OSError, ValueError, TypeError, csv.Error) as error:
+            raise InputError(f"{visible(path)}: is no table of numbers: {error}") from None
+        return rows
+
+    def digest(self) -> str:
+        """SHA-256 over metrics, summary and models: the same for equal experiments, wherever they ran."""
+        total = hashlib.sha256()
+        files = [*self.path.glob("metrics/*.csv"), *self.path.glob("models/*.safetensors")]
+        for path in sorted([*files, self.path / "summary.json"]):
+            if path.is_file():
+                total.update(f"{path.relative_to(self.path).as_posix()}\n".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

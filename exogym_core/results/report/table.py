@@ -1,0 +1,123 @@
+"""The comparison as a table, the same cells on a terminal and on the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.names import visible
+from netsim.files.units import format_bytes
+
+if TYPE_CHECKING:
+    from exogym_core.results.report.results import Results, StrategyResult
+
+__all__ = ["ratio", "rich_table", "table_cells", "table_headings"]
+
+_UNKNOWN = "-"
+_GAP = 2  # between columns of a terminal's table
+_LEAST_NEEDED = (7, 8, 9, 2, 6, 5)  # columns in the order in which a narrow terminal goes without them
+
+
+def table_headings(results: Results) -> list[str]:
+    """The columns' headings."""
+    target = results.target_loss
+    return [
+        "strategy",
+        "final loss",
+        "accuracy",
+        "virtual time",
+        f"to loss {target:g}" if target is not None else "to target",
+        "compute utilisation",
+        "sent per worker",
+        "sent over WAN",
+        "bytes saved",
+        "time saved",
+    ]
+
+
+def table_cells(results: Results) -> list[list[str]]:
+    """A row of cells for each strategy; savings are how many times less than the baseline."""
+    return [_cells(results, result) for result in results.strategies]
+
+
+def rich_table(
+    results: Results, *, winner: str | None = None, width: int = 10_000
+) -> tuple[Table, list[str]]:
+    """The table for a terminal of `width` columns, and the headings that found no room there.
+
+    The winner's row is bold. Columns of which nothing is known are left out.
+    """
+    headings, rows = table_headings(results), table_cells(results)
+    widths = [
+        max(cell_len(text) for text in [*_lines(heading), *(row[column] for row in rows)])
+        for column, heading in enumerate(headings)
+    ]
+    known = [column for column in range(len(headings)) if any(row[column] != _UNKNOWN for row in rows)]
+    shown = known or [0]
+    for column in _LEAST_NEEDED:
+        if sum(widths[each] + _GAP for each in shown) > width:
+            shown = [each for each in shown if each != column]
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for column in shown:
+        justify: Literal["left", "right"] = "right" if column else "left"
+        table.add_column(Text("\n".join(_lines(headings[column]))), justify=justify, no_wrap=True)
+    for result, cells in zip(results.strategies, rows, strict=True):
+        # As `Text`, since markup in a name would be obeyed.
+        style = "bold green" if result.name == winner else ""
+        table.add_row(*(Text(cells[column]) for column in shown), style=style)
+    return table, [headings[column] for column in known if column not in shown]
+
+
+def _lines(heading: str) -> list[str]:
+    """Narrow: one word a line, two at the most in all."""
+    return heading.split(" ", 1)
+
+
+def ratio(baseline: float | None, value: float | None) -> str:
+    """How many times less `value` is than `baseline`.
+
+    >>> ratio(100.0, 8.0), ratio(100.0, 120.0), ratio(None, 1.0)
+    ('12.5x', '0.83x', '-')
+    """
+    if baseline is None or value is None:
+        return _UNKNOWN
+    if value == 0:
+        return "1x" if baseline == 0 else "all"
+    quotient = baseline / value
+    if quotient >= 100:
+        return f"{quotient:,.0f}x"
+    return f"{quotient:.3g}x"
+
+
+def _seconds_text(results: Results, seconds: float) -> str:
+    """Seconds in one unit for the whole table, so that rows compare at a glance."""
+    longest = max(result.virtual_seconds or 0.0 for result in results.strategies)
+    size, unit = (3600.0, "h") if longest >= 20_000 else (1.0, "s")
+    value = seconds / size
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+
+
+def _cells(results: Results, result: StrategyResult) -> list[str]:
+    baseline = results.baseline
+    comparable = baseline is not None and baseline is not result and not result.incomplete
+    name = visible(result.name, 40)
+    reached = result.virtual_seconds_to_target
+    never = "never" if results.target_loss is not None and result.virtual_seconds is not None else _UNKNOWN
+    return [
+        f"{name} (incomplete)" if result.incomplete else name,
+        _UNKNOWN if result.final_loss is None else f"{result.final_loss:.4f}",
+        _UNKNOWN if result.accuracy is None else f"{result.accuracy:.1%}",
+        _UNKNOWN if result.virtual_seconds is None else _seconds_text(results, result.virtual_seconds),
+        never if reached is None else _seconds_text(results, reached),
+        _UNKNOWN if result.compute_utilisation is None else f"{result.compute_utilisation:.1%}",
+        _UNKNOWN if result.bytes_sent_per_worker is None else format_bytes(result.bytes_sent_per_worker),
+        _UNKNOWN if result.wan_bytes is None else format_bytes(result.wan_bytes),
+        ratio(baseline.bytes_sent_per_worker, result.bytes_sent_per_worker)
+        if comparable and baseline
+        else _UNKNOWN,
+        ratio(baseline.virtual_seconds, result.virtual_seconds) if comparable and baseline else _UNKNOWN,
+    ]

@@ -1,0 +1,1 @@
+"""Rounds that go on without those who are late or gone."""

@@ -1,0 +1,142 @@
+"""Rounds with those who come in time, and the way back for those who do not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from exogym_core.checkpoints.rank_state import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.absence.patience import Patience
+    from exogym_core.strategy.parts.outer import OuterStep
+
+__all__ = ["LOST", "Peers"]
+
+#: The round of a rank that nobody can be reached from any more: there is nothing left for it to do.
+LOST = 1 << 62
+
+
+class Peers:
+    """The ranks that average together in rounds, as one of them sees them.
+
+    Who takes part in a round publishes what it led to. Who is late or cut off loses its own steps of that round,
+    downloads the newest state that the others have published, and takes part again in the round after that.
+
+    Args:
+        comm: connects them.
+        patience: how long they wait for each other.
+
+    Attributes:
+        number: the rounds that this rank's parameters have behind them, its own or others'.
+        present: the ranks of the last round; those who are there from the start before the first.
+    """
+
+    def __init__(self, comm: Communicator, patience: Patience) -> None:
+        self.number = 0
+        self.present = [rank for rank in range(comm.world_size) if rank not in patience.join_at]
+        self._comm, self._patience = comm, patience
+        self._has_begun = False
+        self._news: dict[str, Any] = {}
+
+    @classmethod
+    def of(
+        cls, comm: Communicator | None, patience: Patience | None, ranks_per_worker: int, where: str
+    ) -> Peers | None:
+        """None where nobody has to be waited for, or everybody is for as long as it takes.
+
+        Raises InputError, beginning with `where`, where time-outs do not go with the rest.
+        """
+        if patience is None or comm is None or comm.world_size == 1:
+            return None
+        patience.check(where, comm, ranks_per_worker)
+        return cls(comm, patience)
+
+    def begin(self, outer: OuterStep) -> None:
+        """Called before the first step: who joins late does so, and gets what the others have by then."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        late = self._patience.join_at
+        if self._comm.rank in late:
+            self._comm.advance(late[self._comm.rank])
+            self._catch_up(outer, 0, 0)
+        elif late:
+            self._comm.publish(0, _packed(outer))
+
+    def round(self, outer: OuterStep) -> None:
+        """End a round: take the outer step with those who come in time, or catch up with them."""
+
+        def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
+            residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
+            return outer.averaged(peers, residuals), residuals
+
+        patience = self._patience
+        self.present, result = self._comm.among_present(
+            average,
+            patience.waiting_seconds,
+            patience.averaging_seconds,
+            number=self.number,
+            awaited=self.present,
+        )
+        if result is None:
+            self._catch_up(outer, self.number + 1, self.number + 1)
+            return
+        gradients, residuals = result
+        outer.apply(gradients)
+        outer.residuals = residuals
+        self.number += 1
+        self._news = {"averaged_ranks": list(self.present)}
+        self._comm.publish(self.number, _packed(outer))
+
+    def _catch_up(self, outer: OuterStep, missed: int, at_least: int) -> None:
+        fetched = self._comm.fetch(at_least)
+        if fetched is None:
+            self.number = LOST
+        else:
+            self.number, tensors = fetched
+            _unpack(outer, tensors)
+        self._news = {"missed_round": missed, "back_in_round": None if fetched is None else self.number + 1}
+
+    def row(self, step: int, steps_a_round: int) -> dict[str, Any]:
+        """What the row of a step tells of its round: which it is, and at its end how it went."""
+        news, self._news = self._news, {}
+        return {"round": -(-step // steps_a_round), **news}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is."""
+        return {
+            "number": self.number,
+            "present": list(self.present),
+            "has_begun": self._has_begun,
+            "news": dict(self._news),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.number, self.present = state["number"], list(state["present"])
+        self._has_begun, self._news = state["has_begun"], dict(state["news"])
+
+
+def _packed(outer: OuterStep) -> list[Tensor]:
+    """All that a rank needs to go on from: the global parameters and the outer optimizer's state."""
+    tensors: dict[str, Tensor] = {}
+    plain = json.dumps(encode(outer.optim.state_dict(), tensors), separators=(",", ":"))
+    form = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
+    return [form, *outer.flats, *tensors.values()]
+
+
+@torch.no_grad()
+def _unpack(outer: OuterStep, packed: Sequence[Tensor]) -> None:
+    form, *tensors = packed
+    states = {str(number): tensor for number, tensor in enumerate(tensors[len(outer.flats) :])}
+    for flat, theirs in zip(outer.flats, tensors, strict=False):
+        flat.copy_(theirs)
+    outer.optim.load_state_dict(decode(json.loads(bytes(form.tolist())), states))
+    outer.reset_parameters()

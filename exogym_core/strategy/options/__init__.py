@@ -1,0 +1,1 @@
+"""What strategies are told: arguments, optimizers, learning-rate schedules."""

@@ -1,0 +1,1 @@
+"""Sites: ranks that act as one participant between sites."""

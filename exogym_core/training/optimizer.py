@@ -1,0 +1,365 @@
+"""DiLoCo as an optimizer for a training loop of one's own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from exogym_core.strategy.absence.patience import Patience
+from exogym_core.strategy.absence.peers import LOST, Peers
+from exogym_core.strategy.diloco import OUTER_OPTIM
+from exogym_core.strategy.options.arguments import accepted_arguments, positive_int
+from exogym_core.strategy.options.lr_schedule import without_updates
+from exogym_core.strategy.options.optim import ensure_optim_spec
+from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.codecs import codec_named
+from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.sites.sharding import ShardedReplica, Sharding
+from exogym_core.strategy.sites.site import Workers
+from exogym_core.successors import unknown_argument
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.absence.patience import Seconds
+    from exogym_core.strategy.options.optim import OptimizerLike
+    from exogym_core.strategy.parts.codecs import Codec
+
+__all__ = ["DiLoCoOptimizer"]
+
+#: Arguments of OpenDiLoCo's optimizer that are gone -> what to do instead.
+_SUCCESSORS = {
+    "averager_opts": "the communicator carries the averages; leave it out",
+    "dht": "workers meet through communicator=, for example GlooCommunicator.from_environment() under torchrun",
+    "optimizer": "say which: inner_optimizer= or outer_optimizer=",
+    "target_batch_size": "a round is num_inner_steps= steps of batch_size= samples",
+    "tracker_opts": "rounds are counted in steps and need no tracker; leave it out",
+}
+
+
+class DiLoCoOptimizer(Optimizer):
+    """An optimizer whose `step` is the inner one's, and every `num_inner_steps` steps a DiLoCo round.
+
+    It takes OpenDiLoCo's arguments, with `communicator` in the place of the DHT. At construction every rank
+    takes over rank 0's parameters; a round averages pseudo-gradients over all ranks of the communicator.
+    `param_groups` and `state` are the inner optimizer's.
+
+    With `ranks_per_worker=k` a worker is k consecutive ranks, such as the GPUs of a site: gradients are
+    averaged among them at each step, and only rounds go to other workers. Whoever unscales or clips gradients
+    calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
+    FSDP, and has that part's optimizer states; gradients are clipped with `clip_grad_norm_` here. The second
+    gather of "FULL_SHARD" is done when gradients are averaged, once a step.
+
+    With a time-out a round goes on without ranks that are late or cut off, as in `DiLoCoStrategy`: who is left
+    out downloads what the others have, and its `local_step` and `local_epoch` are theirs from then on. So count
+    rounds, `while optimizer.local_epoch < rounds`, not steps.
+
+    Args:
+        communicator: connects the workers; None for a worker alone.
+        batch_size: samples a step, counted in `num_samples`.
+        num_inner_steps: steps a round.
+        inner_optimizer: a factory such as `functools.partial(torch.optim.AdamW, lr=4e-4)`, or an optimizer
+            built already.
+        outer_optimizer: a factory; SGD with Nesterov momentum 0.9 and learning rate 0.7 if None.
+        params: parameters or parameter groups, as for any optimizer.
+        scheduler: a factory of a learning-rate schedule on the inner optimizer; it moves at each step.
+        grad_compression: how pseudo-gradients travel: a name in `exogym_core.strategy.parts.codecs:CODECS`,
+            such as "fp16", "scaled-fp16" or "uniform8bit"; as they are if None.
+        error_feedback: what compression rounds off in a round is added to the next round's.
+        aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
+        ranks_per_worker: ranks that form one worker.
+        sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
+            `exogym_core.strategy.sites.sharding:Sharding`; not with an optimizer that is built already.
+        ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
+        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: whom a round
+            does without, and when; see `DiLoCoStrategy`.
+        run_id: a name for the run; nothing depends on it.
+        skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
+
+    Raises:
+        UnknownNameError: an argument that does not exist; for one of OpenDiLoCo's, what to do instead.
+        InputError: torchrun has started several processes and no communicator is given, or the number of
+            ranks is no multiple of `ranks_per_worker`.
+
+    Attributes:
+        inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
+        outer_optimizer: the one that ends rounds.
+        local_step, local_epoch, num_samples: steps, rounds and this rank's samples so far.
+        averaged_ranks: the ranks of the last round, told by it also to those left out.
+
+    References:
+        Douillard et al., DiLoCo, arXiv 2311.08105. Jaghouar et al., OpenDiLoCo, arXiv 2407.07852.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> inner = lambda params: torch.optim.SGD(params, lr=0.5)
+    >>> optimizer = DiLoCoOptimizer(
+    ...     batch_size=1, num_inner_steps=2, inner_optimizer=inner, outer_optimizer=inner, params=[weight]
+    ... )
+    >>> for _ in range(2):
+    ...     weight.grad = torch.ones(2)
+    ...     optimizer.step()
+    >>> weight.tolist(), optimizer.local_epoch
+    ([0.5, 0.5], 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        num_inner_steps: int,
+        inner_optimizer: OptimizerLike | Optimizer,
+        outer_optimizer: OptimizerLike | None = None,
+        params: Iterable[Any],
+        communicator: Communicator | None = None,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        grad_compression: str | Codec | None = None,
+        error_feedback: bool = False,
+        aggregate: str = "mean",
+        ranks_per_worker: int = 1,
+        sharding: str = "NO_SHARD",
+        ranks_per_node: int | None = None,
+        averaging_timeout: Seconds | None = None,
+        all_reduce_strategy: str | None = None,
+        timeout_waiting_for_peers: Seconds | None = None,
+        matchmaking_time: Seconds | None = None,
+        join_at: Mapping[int, Seconds] | None = None,
+        run_id: str | None = None,
+        skip_load_from_peers: bool = False,
+        **unknown: Any,
+    ) -> None:
+        where = type(self).__name__
+        for name in unknown:
+            raise unknown_argument(where, name, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
+        if communicator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"{where}: torchrun has started {os.environ['WORLD_SIZE']} processes, but communicator is "
+                "missing; pass communicator=GlooCommunicator.from_environment()"
+            )
+        self.batch_size = positive_int(where, "batch_size", batch_size)
+        self.num_inner_steps = positive_int(where, "num_inner_steps", num_inner_steps)
+        self.communicator, self.run_id = communicator, run_id
+        self.local_step = self.num_samples = 0
+        ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
+        self._workers = None if communicator is None else Workers.of(communicator, ranks_per_worker, where)
+        inside = None if self._workers is None else self._workers.inside
+        averaging = Averaging(codec_named(grad_compression), aggregate, error_feedback)
+        groups = list(params)
+        super().__init__(groups, {})
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._parameters = parameters
+        patience = Patience.of(
+            where,
+            averaging_timeout,
+            all_reduce_strategy,
+            timeout_waiting_for_peers,
+            matchmaking_time,
+            join_at,
+        )
+        self._peers = Peers.of(communicator, patience, ranks_per_worker, where)
+        if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
+            assert self._workers is not None
+            self._load_from_first(self._workers, parameters)
+        division = Sharding(sharding, ranks_per_node)
+        self._gradients = None if inside is None else division.averager(parameters, inside)
+        self._was_updated = self._is_averaged = self._is_shared = False
+        self.inner_optimizer = self._built(inner_optimizer, groups)
+        self.inner_optimizer.register_step_post_hook(self._note_update)
+        self._share_inner_state()
+        held = parameters if self._gradients is None else self._gradients.held
+        self._outer = OuterStep(held, ensure_optim_spec(outer_optimizer, OUTER_OPTIM), averaging)
+        self._between = self._workers
+        if self._workers is not None and self._gradients is not None:
+            self._between = self._gradients.between(self._workers)
+        self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
+        if self._peers is not None:
+            self._peers.begin(self._outer)
+            self._catch_up()
+
+    def _built(self, inner_optimizer: OptimizerLike | Optimizer, groups: list[Any]) -> Optimizer:
+        if not isinstance(inner_optimizer, Optimizer):
+            spec = ensure_optim_spec(inner_optimizer)
+            return spec.build(groups) if self._gradients is None else self._gradients.build(spec, groups)
+        if isinstance(self._gradients, ShardedReplica):
+            where = type(self).__name__
+            raise InputError(f"{where}: sharding needs inner_optimizer as a factory, not built already")
+        return inner_optimizer
+
+    def _load_from_first(self, workers: Workers, parameters: list[Tensor]) -> None:
+        """Take over the first rank's parameters; who joins late gets them, or newer ones, when it does."""
+        if self._peers is None:
+            workers.broadcast(parameters)
+        elif workers.between.rank in self._peers.present:
+            there = workers.between.group(self._peers.present)
+            Workers(None, there).broadcast(parameters)
+
+    def _catch_up(self) -> None:
+        """Count the steps that others have done while this rank was away."""
+        assert self._peers is not None
+        missed = self._peers.number * self.num_inner_steps - self.local_step
+        self.local_step += max(missed, 0)
+        if self.scheduler is not None and self._peers.number != LOST:
+            with without_updates():
+                for _ in range(missed):
+                    self.scheduler.step()
+
+    @property
+    def averaged_ranks(self) -> list[int]:
+        """The ranks of the last round."""
+        if self._peers is not None:
+            return list(self._peers.present)
+        return [0] if self.communicator is None else list(range(self.communicator.world_size))
+
+    @property
+    def outer_optimizer(self) -> Optimizer:
+        """The optimizer of the rounds, over its own copy of the parameters."""
+        return self._outer.optim
+
+    @property
+    def local_epoch(self) -> int:
+        """Rounds done."""
+        return self.local_step // self.num_inner_steps
+
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Tensor] | None = None,
+        batch_size: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Tensor | None:
+        """One inner step, and the outer step if it completes a round.
+
+        Args:
+            closure: computes the loss and the gradients anew; the inner optimizer calls it. A GradScaler
+                given here, as in `step(scaler)`, is taken for `scaler`.
+            batch_size: samples of this step, where other than usual.
+            scaler: skips the inner update if gradients are not finite; its `update()` stays the caller's.
+
+        Returns:
+            What `closure` returned, or None.
+        """
+        if isinstance(closure, torch.amp.GradScaler):
+            closure, scaler = None, closure
+        if scaler is not None and closure is not None:
+            raise InputError(f"{type(self).__name__}.step: closure and scaler cannot be used together")
+        self._was_updated = False
+        loss: Any = None
+        if scaler is not None:
+            self._check_averaged()
+            scaler.step(self.inner_optimizer)
+        elif closure is not None:
+            loss = self.inner_optimizer.step(lambda: self._averaged(closure))
+        else:
+            if not self._is_averaged:
+                self.average_gradients()
+            self.inner_optimizer.step()
+        self._is_averaged = False
+        if self.scheduler is not None and self._was_updated:
+            self.scheduler.step()
+        self.local_step += 1
+        self.num_samples += batch_size or self.batch_size
+        if self.local_step % self.num_inner_steps == 0:
+            self._round()
+        if self._gradients is not None:
+            self._gradients.gather()
+        return loss  # type: ignore[no-any-return]
+
+    def _round(self) -> None:
+        if self._peers is None:
+            self._outer.round(self._between)
+        else:
+            self._peers.round(self._outer)
+            self._catch_up()
+
+    def average_gradients(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Average the gradients over the ranks of this worker, if it has several.
+
+        `step` does it where it has not been done since the last one. Gradients that are unscaled or clipped
+        before `step` must be averaged before that, after the step's last backward pass. With `sharding` say
+        the scaler here: an overflow in one rank's part is then seen by all.
+        """
+        if self._gradients is not None:
+            self._gradients.listen(False)
+            self._gradients.average()
+            if scaler is not None:
+                self._gradients.share_overflow()
+        self._is_averaged, self._is_shared = True, scaler is not None
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Average the gradients if that has not been done, and clip their norm; returns what it was.
+
+        As FSDP's method of that name: with `sharding` it is the norm over all ranks of the worker.
+        """
+        if not self._is_averaged:
+            self.average_gradients()
+        if self._gradients is not None:
+            return self._gradients.clip(max_norm)
+        return clip_grad_norm_(self._parameters, max_norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the last step's gradients, where they are sharded too."""
+        if isinstance(self._gradients, ShardedReplica):
+            for parameter in self._parameters:
+                parameter.grad = None
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are given at construction: the outer optimizer has a copy of every parameter."""
+        if "inner_optimizer" in self.__dict__ and "_outer" in self.__dict__:
+            raise InputError(f"{type(self).__name__}: give all parameters at construction")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both optimizers' states, the parameters that the round began with, and the counts."""
+        return {
+            "inner": self.inner_optimizer.state_dict(),
+            "outer": self._outer.state_dict(),
+            "scheduler": self.scheduler and self.scheduler.state_dict(),
+            "local_step": self.local_step,
+            "num_samples": self.num_samples,
+            "peers": self._peers and self._peers.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; the parameters themselves are the model's."""
+        self.inner_optimizer.load_state_dict(state_dict["inner"])
+        self._share_inner_state()
+        self._outer.load_state_dict(state_dict["outer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state_dict["scheduler"])
+        self.local_step = state_dict["local_step"]
+        self.num_samples = state_dict["num_samples"]
+        if self._peers is not None:
+            self._peers.load_state_dict(state_dict["peers"])
+
+    def _share_inner_state(self) -> None:
+        self.param_groups = self.inner_optimizer.param_groups
+        self.state = self.inner_optimizer.state
+
+    def _note_update(self, *_: Any) -> None:
+        self._was_updated = True
+
+    def _averaged(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self.average_gradients()
+        return loss
+
+    def _check_averaged(self) -> None:
+        # A scaler looks for overflow when gradients are unscaled: the ranks of a worker must see the same ones.
+        if self._gradients is not None and not self._is_averaged:
+            raise InputError(
+                f"{type(self).__name__}.step: with a scaler and several ranks per worker call "
+                "average_gradients() after the backward pass, before scaler.unscale_ and step"
+            )
+        if isinstance(self._gradients, ShardedReplica) and not self._is_shared:
+            raise InputError(
+                f"{type(self).__name__}.step: with a scaler and sharding call average_gradients(scaler), so "
+                "that an overflow in one rank's part is seen by all"
+            )

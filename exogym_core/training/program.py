@@ -1,0 +1,312 @@
+"""What every rank of a `fit` runs: its data, model, clock and loop, made from the request."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import inspect
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from exogym_core.checkpoints.checkpoint import RankCheckpoints
+from exogym_core.cost.compute import Compute, StepDurations, count_flops, intra_op_threads, measure_seconds
+from exogym_core.data.batches import batch_reader, collate_of, move_batch
+from exogym_core.data.samples import EpochOrder, OwnData, SharedData, Source, StreamedData
+from exogym_core.ranks.rng import seed_device
+from exogym_core.ranks.torchrun import torchrun_rank
+from exogym_core.training.evaluation import Evaluation, kept_rng
+from exogym_core.training.minibatch import fitting_size
+from exogym_core.training.node import LoopSettings, NodeOutcome, TrainNode
+from exogym_core.training.trial import first_batch, refuse_wrong_parts
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.ranks.spec import WorkerSpec
+    from exogym_core.training.request import FitRequest
+
+__all__ = ["Program"]
+
+
+@dataclass
+class Program:
+    """What every rank runs: `program(comm)`. Made once, read by all ranks, sent to processes whole."""
+
+    request: FitRequest
+    model: nn.Module
+    train_dataset: Dataset[Any] | Callable[..., Dataset[Any]]
+    val_dataset: Dataset[Any] | Callable[..., Dataset[Any]] | None
+    compute: Compute | None = None
+    step_flops: float = 0.0
+    own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
+    checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
+    order: EpochOrder | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.train_dataset is None:
+            raise InputError("fit: train_dataset is missing; pass a torch Dataset")
+        refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
+        if self.is_shared and not isinstance(self.train_dataset, IterableDataset):
+            self.order = EpochOrder(_length(self.train_dataset), self.request.shuffle, self.request.seed)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is one training set for all ranks."""
+        return isinstance(self.train_dataset, Dataset) or not callable(self.train_dataset)
+
+    # --- before the run ------------------------------------------------------------------------------------
+
+    def known_max_steps(self) -> int | None:
+        """How many steps there will be, None where only the ranks find out."""
+        if self.is_shared:
+            return self.request.limit(self._shared_source(0).steps_per_epoch)
+        return self.request.max_steps if self.request.num_epochs is None else None
+
+    def prepare(self) -> None:
+        """Find out what is left open: the micro-batch that fits, a step's operations or its seconds here."""
+        if self.request.finds_minibatch:
+            self.request = replace(
+                self.request, minibatch_size=self._fitting_minibatch(), finds_minibatch=False
+            )
+        request = self.request
+        if all(request.device_of(rank).type == "cpu" for rank in range(request.num_nodes)):
+            # Every optimizer imports torch's compiler at its first step, which takes a second and more: here
+            # once, where processes for ranks are forked, and not in each of them.
+            importlib.import_module("torch._dynamo")
+        self.compute = request.compute
+        if self.compute is not None and request.transport != "gloo":
+            self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads)
+        by_flops = self.compute is not None and self.compute.kind == "flops"
+        measured = self.compute is not None and self.compute.kind == "measured"
+        if request.transport == "gloo" or not (by_flops or measured or request.workers.kind == "auto"):
+            return
+        device = request.device_of(0)
+        with kept_rng(device), first_batch():
+            batch = move_batch(self._sample_batch(request.minibatch_size), device)
+            model = copy.deepcopy(self.model).to(device)
+            repeats = request.batch_size // request.minibatch_size
+            self.step_flops = float(count_flops(model, batch)) * repeats
+            if measured:
+                assert self.compute is not None
+                with intra_op_threads(request.workers.intra_op_threads):
+                    seconds = measure_seconds(model, batch) * repeats
+                self.compute = replace(
+                    self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0
+                )
+
+    def workers(self) -> WorkerSpec:
+        """How the ranks are carried, `auto` decided by the size of a step."""
+        affinity = getattr(os, "sched_getaffinity", None)
+        num_cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+        return self.request.workers.settle(self.request.num_nodes, num_cores, self.step_flops)
+
+    def _fitting_minibatch(self) -> int:
+        request, device = self.request, self.request.device_of(0)
+        ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
+        num_ranks = max(ranks.values())
+        if request.transport == "gloo" and torchrun_rank() is not None:
+            num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+        with kept_rng(device), first_batch():
+            return fitting_size(
+                copy.deepcopy(self.model).to(device),
+                lambda size: move_batch(self._sample_batch(size), device),
+                request.batch_size,
+                num_ranks,
+                precision=request.autocast,
+            )
+
+    def _sample_batch(self, size: int) -> Any:
+        dataset = self.train_dataset
+        if not self.is_shared:
+            if self.own_dataset is None:
+                self.own_dataset = self._made(0, train=True)
+            dataset = self.own_dataset
+        collate = collate_of(self.request.dataloader_kwargs)[0]
+        if isinstance(dataset, IterableDataset):
+            samples = list(islice(dataset, size))
+            return (collate or default_collate)(samples)
+        return batch_reader(dataset, collate)(torch.arange(min(size, _length(dataset))))  # type: ignore[arg-type]
+
+    # --- on a rank -----------------------------------------------------------------------------------------
+
+    def __call__(self, comm: Communicator) -> NodeOutcome:
+        """Train on this rank."""
+        remarks: list[str] = []
+        outcome = self.node(comm, remarks).train()
+        return replace(outcome, remarks=tuple(remarks))
+
+    def node(self, comm: Communicator, remarks: list[str]) -> TrainNode:
+        """This rank's node, ready to start; what the user should be warned of is added to `remarks`."""
+        request, device = self.request, self.request.device_of(comm.rank)
+        seed_device(device, request.seed, comm.rank)
+        data = self._shared_source(comm.rank) if self.is_shared else self._own_source(comm, remarks)
+        data.num_epochs = request.num_epochs
+        evaluates = self.val_dataset is not None and request.val_size > 0
+        settings = LoopSettings(
+            max_steps=request.limit(data.steps_per_epoch),
+            batch_size=request.batch_size,
+            val_interval=request.val_interval if evaluates else None,
+            correlation_interval=request.correlation_interval,
+            autocast=request.autocast,
+            scale_with_samples=self.compute is not None and self.compute.kind == "flops",
+            seed=request.seed,
+        )
+        strategy = copy.deepcopy(request.strategy)
+        strategy.coding = self.compute.coding if self.compute is not None else None
+        may_judge = request.strategy.leaves_behind or comm.rank in (0, comm.world_size - 1)
+        return TrainNode(
+            comm,
+            copy.deepcopy(self.model).to(device),
+            strategy,
+            data,
+            settings,
+            self._durations(comm.rank),
+            self._evaluation(device) if evaluates and may_judge else None,
+            self.checkpoints,
+        )
+
+    def _durations(self, rank: int) -> StepDurations | None:
+        request, compute = self.request, self.compute
+        if compute is None or request.topology is None:
+            return None
+        hosts = request.topology.place(request.num_nodes, request.placement)
+        host = request.topology.hosts[hosts[rank]]
+        seconds = compute.step_seconds(
+            self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
+        )
+        # A host is known by its first rank, so that renaming hosts changes no draw.
+        return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
+
+    def _evaluation(self, device: torch.device) -> Evaluation:
+        request, dataset = self.request, self.val_dataset
+        if callable(dataset) and not isinstance(dataset, Dataset):
+            dataset = self._made(0, train=False)
+        return Evaluation(
+            dataset,  # type: ignore[arg-type]
+            request.val_size,
+            request.batch_size,
+            request.seed,
+            device,
+            request.accuracy,
+            collate_of(request.dataloader_kwargs)[0],
+            request.autocast,
+        )
+
+    def _shared_source(self, rank: int) -> Source:
+        request = self.request
+        collate, drop_last, loader = collate_of(request.dataloader_kwargs)
+        if isinstance(self.train_dataset, IterableDataset):
+            return StreamedData(
+                self.train_dataset,
+                rank,
+                request.num_nodes,
+                request.batch_size,
+                request.minibatch_size,
+                request.num_nodes,
+                drop_last=drop_last,
+                collate=collate,
+            )
+        assert self.order is not None
+        return SharedData(
+            self.train_dataset,  # type: ignore[arg-type]
+            self.order,
+            rank,
+            request.num_nodes,
+            request.batch_size,
+            request.minibatch_size,
+            drop_last=drop_last,
+            collate=collate,
+            loader=loader,
+        )
+
+    def _own_source(self, comm: Communicator, remarks: list[str]) -> Source:
+        request = self.request
+        collate, drop_last, loader = collate_of(request.dataloader_kwargs)
+        prepared = self.own_dataset if comm.rank == 0 else None
+        dataset = prepared if prepared is not None else self._made(comm.rank, train=True)
+        sizes = (request.batch_size, request.minibatch_size)
+        if isinstance(dataset, IterableDataset):
+            return StreamedData(dataset, 0, 1, *sizes, comm.world_size, drop_last=drop_last, collate=collate)
+        with comm.off_clock():
+            facts = comm.all_gather_object((_length(dataset), _fingerprint(dataset, request.batch_size)))
+        prints = {digest for _, digest in facts}
+        if comm.world_size > 1 and len(prints) == 1:
+            remarks.append(
+                "fit: the dataset factory made datasets that begin with the same batch on every rank; "
+                "use its `rank` and `num_nodes` to give each rank its own samples"
+            )
+        lengths = [length for length, _ in facts]
+        return OwnData(
+            dataset,
+            lengths,
+            comm.rank,
+            *sizes,
+            request.shuffle,
+            request.seed,
+            drop_last=drop_last,
+            collate=collate,
+            loader=loader,
+        )
+
+    def _made(self, rank: int, *, train: bool) -> Dataset[Any]:
+        """The dataset that the user's factory makes."""
+        factory = self.train_dataset if train else self.val_dataset
+        name = "train_dataset" if train else "val_dataset"
+        arguments = {"rank": rank, "num_nodes": self.request.num_nodes, "train_dataset": train}
+        assert callable(factory)
+        try:
+            inspect.signature(factory).bind(**arguments)
+        except TypeError as error:
+            raise InputError(
+                f"fit: the {name} factory cannot be called ({error}); write f(rank, num_nodes, train_dataset)"
+            ) from None
+        except ValueError:  # no signature to look at
+            pass
+        dataset = factory(**arguments)
+        if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+            raise InputError(
+                f"fit: the {name} factory returned {type(dataset).__name__} for rank {rank}; return a Dataset"
+            )
+        return dataset
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise InputError(
+            f"fit: {type(dataset).__name__} has no len(); give it one, or derive it from IterableDataset"
+        ) from None
+
+
+def _fingerprint(dataset: Any, num_samples: int) -> str:
+    """A digest of a dataset's first samples, drawn without touching the random streams."""
+    digest = hashlib.sha256()
+    with kept_rng(torch.device("cpu")):
+        for index in range(min(num_samples, len(dataset))):
+            _feed(digest, dataset[index])
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, Mapping):
+        _feed(digest, list(value.items()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _feed(digest, part)
+    else:
+        digest.update(repr(value).encode())

@@ -1,0 +1,275 @@
+"""What a user asks of `fit`, checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from exogym_core.cost.compute import Compute
+from exogym_core.data.batches import collate_of
+from exogym_core.ranks.spec import WorkerSpec
+from exogym_core.ranks.torchrun import torchrun_rank
+from exogym_core.results.loggers import X_AXES
+from exogym_core.strategy.base import Strategy
+from exogym_core.training.evaluation import PRECISIONS
+from netsim.files.errors import InputError, unknown_name
+from netsim.topology.topology import Topology
+
+__all__ = ["FitRequest"]
+
+TopologyLike: TypeAlias = Topology | str | Path | Mapping[str, Any]
+
+
+@dataclass
+class FitRequest:
+    """The arguments of `Trainer.fit`, which tells what they mean; here they are checked and completed.
+
+    Raises:
+        InputError: an argument is wrong, or two contradict each other; the line says which and what to do.
+    """
+
+    strategy: Strategy
+    num_nodes: int
+    num_epochs: int | None
+    max_steps: int | None
+    device: str | torch.device | None
+    devices: Sequence[int | str | torch.device] | None
+    batch_size: int
+    minibatch_size: int
+    finds_minibatch: bool
+    shuffle: bool
+    val_size: int
+    val_interval: int
+    autocast: str | None
+    correlation_interval: int | None
+    checkpoint_interval: int | None
+    save_dir: str | Path
+    resume_from: str | Path | None
+    trace: str | Path | None
+    dataloader_kwargs: Mapping[str, Any] | None
+    seed: int
+    run_name: str | None
+    wandb_project: str | None
+    log_x_axis: str
+    disable_logging: bool
+    topology: Topology | None
+    placement: Sequence[str] | None
+    protocol: str | Mapping[str, Any] | None
+    compute: Compute | None
+    transport: str
+    workers: WorkerSpec
+    target_loss: float | None
+    accuracy: Callable[[nn.Module, Any], float] | None
+    on_event: Callable[[Mapping[str, Any]], None] | None
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> FitRequest:
+        """From the arguments as the user gave them."""
+        values = dict(given)
+        values["topology"] = _loaded(values["topology"])
+        values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
+        values["compute"] = _compute(values["compute"], values["topology"])
+        values["finds_minibatch"] = values["minibatch_size"] == "auto"
+        if values["finds_minibatch"]:
+            values["minibatch_size"] = None
+        values["autocast"] = _precision(values["autocast"])
+        values["workers"] = WorkerSpec.parse(values["workers"])
+        request = cls(**{field.name: values[field.name] for field in fields(cls)})
+        request._check_strategy()
+        request._check_numbers()
+        request._check_transport()
+        if torchrun_rank() is None:
+            for rank in range(min(request.num_nodes, len(request.devices or [None]))):
+                _refuse_missing(request.device_of(rank))
+        collate_of(request.dataloader_kwargs)
+        return request
+
+    # --- checks --------------------------------------------------------------------------------------------
+
+    def _check_strategy(self) -> None:
+        if isinstance(self.strategy, type) and issubclass(self.strategy, Strategy):
+            raise InputError(
+                f"fit: strategy is the class {self.strategy.__name__}; pass one: {self.strategy.__name__}()"
+            )
+        if not isinstance(self.strategy, Strategy):
+            what = "missing" if self.strategy is None else f"a {type(self.strategy).__name__}"
+            raise InputError(
+                f"fit: strategy is {what}; pass one such as exogym_core.strategy.DiLoCoStrategy()"
+            )
+
+    def _check_numbers(self) -> None:
+        names = ("num_epochs", "max_steps", "minibatch_size", "correlation_interval", "checkpoint_interval")
+        for name in names:
+            if getattr(self, name) is not None:
+                setattr(self, name, _whole(name, getattr(self, name), 1))
+        for name, least in (("batch_size", 1), ("val_size", 0), ("val_interval", 1), ("seed", 0)):
+            setattr(self, name, _whole(name, getattr(self, name), least))
+        if self.minibatch_size is None:
+            self.minibatch_size = self.batch_size
+        if self.batch_size % self.minibatch_size:
+            raise InputError(
+                f"fit: minibatch_size {self.minibatch_size} does not divide batch_size {self.batch_size}; "
+                f"use {nearest_divisor(self.batch_size, self.minibatch_size)}"
+            )
+        target = self.target_loss
+        if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
+            raise InputError(f"fit: target_loss is {target!r}; give a finite number")
+        if self.num_epochs is None and self.max_steps is None:
+            self.num_epochs = 1
+
+    def _check_transport(self) -> None:
+        if self.log_x_axis not in X_AXES:
+            raise unknown_name("log_x_axis", str(self.log_x_axis), X_AXES)
+        if self.transport not in ("netsim", "gloo"):
+            raise unknown_name("transport", str(self.transport), ("netsim", "gloo"))
+        if self.transport == "gloo":
+            for name in ("topology", "placement", "protocol"):
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        f"fit: transport 'gloo' uses real sockets and no {name}; drop {name} or use 'netsim'"
+                    )
+            if self.trace is not None:
+                raise InputError("fit: trace needs transport 'netsim'; there is none over 'gloo'")
+            for name in ("checkpoint_interval", "resume_from"):
+                if getattr(self, name) is not None and torchrun_rank() is not None:
+                    raise InputError(
+                        f"fit: {name} is not for ranks that torchrun starts, which have no parent to complete "
+                        "checkpoints; let fit start them"
+                    )
+        elif self.topology is None and self.placement is not None:
+            raise InputError("fit: placement needs a topology to place ranks in; pass topology=")
+        if self.topology is None and self.compute is not None:
+            warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
+            self.compute = None
+
+    # --- what follows from them ----------------------------------------------------------------------------
+
+    def device_of(self, rank: int) -> torch.device:
+        """Where `rank` computes: the given device, one of `devices` in turn, else cuda, mps or cpu."""
+        if self.device is not None:
+            kind = parse_device(self.device, "fit: device")
+        elif self.devices is None and torch.cuda.is_available():
+            kind = torch.device("cuda")
+        elif self.devices is None and torch.backends.mps.is_available():
+            kind = torch.device("mps")
+        else:
+            kind = torch.device("cuda" if self.devices is not None else "cpu")
+        if kind.type != "cuda" or kind.index is not None:
+            return kind
+        choice = list(self.devices) if self.devices is not None else list(range(torch.cuda.device_count()))
+        if not choice:
+            raise InputError("fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'")
+        chosen = choice[rank % len(choice)]
+        return (
+            torch.device("cuda", chosen) if isinstance(chosen, int) else parse_device(chosen, "fit: devices")
+        )
+
+    def limit(self, steps_per_epoch: int | None) -> int:
+        """How many steps to do: epochs or steps, whichever end sooner.
+
+        Raises:
+            InputError: only reading the data tells how long an epoch is, and `max_steps` is not given.
+        """
+        if steps_per_epoch is None or self.num_epochs is None:
+            if self.max_steps is None:
+                raise InputError(
+                    "fit: an iterable training set has no known length; pass max_steps= (num_epochs may end it sooner)"
+                )
+            return self.max_steps
+        steps = self.num_epochs * steps_per_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+def _loaded(topology: TopologyLike | None) -> Topology | None:
+    if topology is None or isinstance(topology, Topology):
+        return topology
+    return Topology.from_mapping(topology) if isinstance(topology, Mapping) else Topology.load(topology)
+
+
+def _compute(given: Any, topology: Topology | None) -> Compute | None:
+    return None if given is None and topology is None else Compute.parse(given)
+
+
+def _precision(given: object) -> str | None:
+    if given is None or isinstance(given, bool):
+        return "bf16" if given else None
+    if given not in PRECISIONS:
+        raise unknown_name("autocast", str(given), ["true", "false", *PRECISIONS])
+    return str(given)
+
+
+def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
+    by_torchrun = transport == "gloo" and torchrun_rank() is not None
+    started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
+    if given is not None:
+        given = _whole("num_nodes", given, 1)
+    if started is not None and given not in (None, started):
+        raise InputError(
+            f"fit: num_nodes is {given}, but torchrun has started {started} processes; make them equal"
+        )
+    if given is not None:
+        return given
+    if started is not None:
+        return started
+    if topology is not None:
+        return len(topology.hosts)
+    raise InputError("fit: num_nodes is missing; pass how many workers there are")
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """`value` as a whole number; EXO Gym's users pass floats such as 150.0 for steps."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        not is_number
+        or value != value
+        or value in (math.inf, -math.inf)
+        or value != int(value)
+        or value < least
+    ):
+        raise InputError(f"fit: {name} is {value!r}; give a whole number from {least} up")
+    return int(value)
+
+
+def _refuse_missing(device: torch.device) -> None:
+    """Raise InputError where this machine has no such device."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            there = (
+                f"there are only {', '.join(f'cuda:{i}' for i in range(count))}" if count else "there is none"
+            )
+            raise InputError(f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("fit: device 'mps' is not here; pass device='cpu'")
+    elif device.type not in ("cpu", "mps"):
+        raise InputError(f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'")
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Of the numbers that divide `number`, the one nearest to `wanted`.
+
+    >>> nearest_divisor(16, 5)
+    4
+    """
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    return min(divisors, key=lambda size: abs(size - wanted))
+
+
+def parse_device(given: Any, where: str) -> torch.device:
+    """The device of that name; `where` names the argument or key in the error.
+
+    Raises:
+        InputError: torch has no such device.
+    """
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError):
+        raise InputError(f"{where} {given!r} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None

@@ -1,0 +1,292 @@
+"""`Trainer.fit`: places ranks, runs them, gathers model and result."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.checkpoints.resumption import begin_checkpoints, find_resumed
+from exogym_core.communicator import run_ranks
+from exogym_core.ranks.torchrun import join_run, torchrun_rank
+from exogym_core.results.history import FitResult, Recorder, mean_utilisation
+from exogym_core.results.loggers import make_loggers
+from exogym_core.successors import FIT_ARGUMENTS, unknown_argument, unknown_attribute
+from exogym_core.training.program import Program
+from exogym_core.training.request import FitRequest
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    from exogym_core.checkpoints.checkpoint import CheckpointWriter
+    from exogym_core.cost.compute import Compute
+    from exogym_core.ranks.run import RunResult
+    from exogym_core.ranks.spec import WorkerSpec
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.training.node import NodeOutcome
+    from netsim.ranks.kernel import StampedRow
+    from netsim.topology.topology import Topology
+
+__all__ = ["LocalTrainer", "Trainer"]
+
+
+class Trainer:
+    """Trains a model on many virtual workers, and tells loss and virtual time together.
+
+    Args:
+        model: `model(batch)` returns the batch's mean loss, a scalar. It is copied, never changed.
+        train_dataset: a `Dataset`, dealt out over ranks so that each sample is seen at most once per epoch; or
+            a factory `f(rank, num_nodes, train_dataset) -> Dataset`, called with keywords, whose datasets
+            are each rank's own.
+        val_dataset: likewise; a factory is called for rank 0 with `train_dataset=False`. None: no evaluation.
+        start_port: taken for EXO Gym's users; nothing here listens on a port.
+        device: where ranks compute; by default cuda, mps or cpu, whichever is there first.
+        devices: CUDA devices that ranks take in turn.
+        unknown: refused.
+
+    Attributes:
+        result: the `FitResult` of the last `fit`, as far as it got; None before.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_dataset: Dataset[Any] | Callable[..., Dataset[Any]],
+        val_dataset: Dataset[Any] | Callable[..., Dataset[Any]] | None = None,
+        start_port: int | None = None,
+        device: str | torch.device | None = None,
+        devices: Sequence[int | str | torch.device] | None = None,
+        **unknown: Any,
+    ) -> None:
+        for name in unknown:
+            raise unknown_argument("Trainer", name, list(signature(Trainer).parameters)[:-1], FIT_ARGUMENTS)
+        self.model = model
+        self.train_dataset = train_dataset
+        self.val_dataset = val_dataset
+        self.start_port = start_port
+        self.device = device
+        self.devices = devices
+        self.result: FitResult | None = None
+
+    if not TYPE_CHECKING:  # type checkers tell of every missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(type(self).__name__, name)
+
+    def fit(
+        self,
+        num_epochs: int | None = None,
+        strategy: Strategy | None = None,
+        num_nodes: int | None = None,
+        max_steps: int | None = None,
+        device: str | torch.device | None = None,
+        devices: Sequence[int | str | torch.device] | None = None,
+        batch_size: int = 16,
+        minibatch_size: int | str | None = None,
+        shuffle: bool = True,
+        val_size: int = 64,
+        val_interval: int = 100,
+        autocast: bool | str = False,
+        checkpoint_interval: int | None = None,
+        correlation_interval: int | None = None,
+        save_dir: str | Path = "./checkpoints",
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 42,
+        run_name: str | None = None,
+        wandb_project: str | None = None,
+        log_x_axis: str = "step",
+        disable_logging: bool = False,
+        topology: Topology | str | Path | Mapping[str, Any] | None = None,
+        placement: Sequence[str] | None = None,
+        protocol: str | Mapping[str, Any] | None = None,
+        compute: float | str | Mapping[str, Any] | Compute | None = None,
+        transport: str = "netsim",
+        workers: str | Mapping[str, Any] | WorkerSpec = "auto",
+        target_loss: float | None = None,
+        resume_from: str | Path | None = None,
+        trace: str | Path | None = None,
+        accuracy: Callable[[nn.Module, Any], float] | None = None,
+        on_event: Callable[[Mapping[str, Any]], None] | None = None,
+        **unknown: Any,
+    ) -> nn.Module:
+        """Train, and return a new model: the mean of all ranks' models.
+
+        Floating parameters and buffers are averaged; whole-number and truth-value buffers are rank 0's. The
+        model's `fit_result`, and this trainer's `result`, hold history, seconds, bytes and rank states.
+
+        Args:
+            num_epochs: passes over the training set; one where neither this nor `max_steps` is given.
+            strategy: what happens at the end of a local step; each rank gets its own copy.
+            num_nodes: number of ranks; by default torchrun's world size, or the hosts of the topology.
+            max_steps: steps to do; with `num_epochs`, whichever ends first.
+            device: as for `Trainer`; giving different ones to both is an error.
+            devices: likewise.
+            batch_size: samples a rank and step. The last step of an epoch may be smaller; averages over ranks
+                are weighted by samples.
+            minibatch_size: samples a forward pass; divides `batch_size`, changes no result but for random
+                draws inside the model. `auto`: the largest for which there is memory.
+            shuffle: a new order each epoch, made from `seed`.
+            val_size: samples to evaluate on, the same every time; 0 for no evaluation.
+            val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.
+            autocast: forward passes in half precision: `bf16` (or True), or `fp16`, which scales the loss and
+                leaves out steps whose gradients overflow.
+            checkpoint_interval: steps between checkpoints of the whole run; they cost no virtual time. Only the
+                newest is kept.
+            correlation_interval: steps between comparisons of the replicas.
+            save_dir: where checkpoints go, in a new folder called as the run or its strategy;
+                `result.checkpoint_folder` is its path.
+            dataloader_kwargs: `collate_fn`, `drop_last`, `num_workers` and the like.
+            seed: of data order, of every rank's own random stream, and of virtual jitter.
+            run_name: write `logs/<run_name>/` with train.csv, validation.csv and config.json. Nothing is
+                written without it.
+            wandb_project: log to Weights & Biases too (extra `tracking`).
+            log_x_axis: of these logs: `step`, `examples` or `virtual_seconds`.
+            disable_logging: neither of both.
+            topology: the network: a file, the name of a shipped one, a mapping or a Topology. None: no
+                virtual time.
+            placement: host names, one a rank; spread evenly over regions otherwise.
+            protocol: how transfers use links, over the topology's own choice.
+            compute: virtual seconds of a step, see `Compute.parse`; by default by FLOPs on each host's device.
+            transport: `netsim`, or `gloo` for real processes and sockets (torchrun's, where it has started us).
+            workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
+            target_loss: `virtual_seconds_to_target` tells when the mean model first reached it.
+            resume_from: a folder of checkpoints; goes on from its newest, or from the start where there is none
+                yet, to the same bits as without an interruption; new checkpoints go there too. All other
+                arguments must be those of the interrupted run, but for its length and `workers`.
+            trace: a file to write what happened to, for Perfetto, such as `trace.json.gz`; costs no virtual time.
+            accuracy: `f(model, batch) -> fraction right`, for the mean model.
+            on_event: called with every finished row, with its `kind`, while the run goes on.
+            unknown: refused.
+
+        Raises:
+            InputError: an argument is wrong; the line says which and what to do.
+            RankError: a rank failed.
+            RecordError: a checkpoint cannot be written, or is damaged.
+            MismatchError: ranks disagreed about a call.
+            DeadlockError: ranks wait for each other.
+            KeyboardInterrupt: on Ctrl-C; `result` holds what was done.
+
+        A loss that is nan or infinite does not end the run: it is recorded, a warning tells the step, and
+        `first_non_finite_step` holds it.
+        """
+        given = dict(locals())  # the signature is the list of arguments; `check` takes them by name
+        for name in ("self", "unknown"):
+            del given[name]
+        for name in unknown:
+            raise unknown_argument("fit", name, given, FIT_ARGUMENTS)
+        for name in ("device", "devices"):
+            given[name] = _one_of(name, getattr(self, name), given[name])
+        request = FitRequest.check(given)
+        program = Program(request, self.model, self.train_dataset, self.val_dataset)
+        result = self.result = FitResult(
+            strategy=type(request.strategy).__name__,
+            num_nodes=request.num_nodes,
+            max_steps=program.known_max_steps() or 0,
+            target_loss=request.target_loss,
+        )
+        average = _run(program, result)
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(average)
+        model.fit_result = result  # type: ignore[assignment]
+        return model
+
+
+LocalTrainer = Trainer
+"""The name that the first users of local training know."""
+
+
+def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
+    if of_trainer is not None and of_fit is not None and of_trainer != of_fit:
+        raise InputError(f"fit: {name} is {of_fit!r}, but Trainer was given {of_trainer!r}; keep one of them")
+    return of_fit if of_fit is not None else of_trainer
+
+
+def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
+    """Run all ranks, fill `result`, and return the mean model's state."""
+    resumed = find_resumed(program)
+    program.prepare()
+    request = program.request
+    checkpoints = begin_checkpoints(program, resumed)
+    result.checkpoint_folder = program.checkpoints.folder
+    result.resumed_step = resumed.step if resumed is not None else 0
+    result.minibatch_size = request.minibatch_size
+    result.compute = program.compute.to_mapping() if program.compute is not None else None
+    started_rank = torchrun_rank() if request.transport == "gloo" else None
+    loggers = make_loggers(request, program.model, program.checkpoints.home) if not started_rank else []
+    listeners: list[Callable[[Mapping[str, Any]], None]] = [logger.event for logger in loggers]
+    if request.on_event is not None:
+        listeners.append(request.on_event)
+    recorder = Recorder(result, request.topology is not None, listeners)
+    # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
+    program.request = replace(request, on_event=None)
+    try:
+        run = _run_ranks(program, recorder, checkpoints, started_rank is not None)
+    finally:
+        recorder.finish()
+        checkpoints.close()
+        for logger in loggers:
+            logger.close()
+    result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
+    if not recorder.rounds.has_any:  # else it ended without those who were left behind
+        result.virtual_seconds = run.virtual_seconds
+    if run.rank_virtual_seconds is not None:
+        result.compute_utilisation = mean_utilisation(run.compute_seconds, run.rank_virtual_seconds)
+    return _conclude(run.results, result)
+
+
+def _run_ranks(
+    program: Program, recorder: Recorder, checkpoints: CheckpointWriter, joins: bool
+) -> RunResult[NodeOutcome]:
+    request = program.request
+
+    def take(row: StampedRow) -> None:
+        recorder.add(row)
+        checkpoints.add(row)
+
+    if joins:
+        run = join_run(program, request.seed)
+    else:
+        run = run_ranks(
+            program,
+            request.num_nodes,
+            request.topology,
+            request.transport,
+            program.workers(),
+            placement=request.placement,
+            protocol=request.protocol,
+            seed=request.seed,
+            trace=request.trace,
+            on_row=take if request.transport == "netsim" else checkpoints.add,
+            journal=checkpoints.journal,
+        )
+    if request.transport == "gloo":
+        for row in run.rows:
+            recorder.add(row)
+    return run
+
+
+def _conclude(outcomes: Sequence[NodeOutcome], result: FitResult) -> dict[str, torch.Tensor]:
+    result.rank_states = [outcome.state for outcome in outcomes]
+    result.max_steps = outcomes[0].max_steps
+    result.complete = True
+    for remark in dict.fromkeys(remark for outcome in outcomes for remark in outcome.remarks):
+        warnings.warn(remark, UserWarning, stacklevel=4)
+    if result.first_non_finite_step is not None:
+        warnings.warn(
+            f"fit: the loss was not finite at step {result.first_non_finite_step} and training went on; "
+            "lower the learning rate or clip gradients (max_norm)",
+            UserWarning,
+            stacklevel=4,
+        )
+    average = next(outcome.average for outcome in reversed(outcomes) if outcome.average is not None)
+    first = outcomes[0].state
+    return {name: value if value.is_floating_point() else first[name] for name, value in average.items()}

@@ -1,0 +1,71 @@
+"""What a user hands to the trainer, looked at before ranks start: a model, data, and one batch of them."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from netsim.files.errors import InputError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["as_loss", "first_batch", "refuse_wrong_parts"]
+
+
+def refuse_wrong_parts(model: object, **datasets: object) -> None:
+    """Raise InputError for what is no model or no data set; `datasets` by argument's name, None for none."""
+    if isinstance(model, type):
+        raise InputError(f"fit: model is the class {model.__name__}; pass one: {model.__name__}()")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"fit: model is a {type(model).__name__}; pass a torch.nn.Module")
+    if all(not parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("fit: the model has no parameter to train; set requires_grad on some")
+    for name, dataset in datasets.items():
+        if isinstance(dataset, DataLoader):
+            raise InputError(
+                f"fit: {name} is a DataLoader; pass its dataset (the trainer makes batches of it)"
+            )
+        if not (
+            dataset is None
+            or callable(dataset)
+            or hasattr(dataset, "__getitem__")
+            or hasattr(dataset, "__iter__")
+        ):
+            raise InputError(f"fit: {name} is a {type(dataset).__name__}; pass a torch Dataset")
+
+
+def as_loss(output: Any, where: str) -> Tensor:
+    """A model's output, which must be a scalar tensor with a gradient; `where` begins the error's line."""
+    if not isinstance(output, Tensor) or output.numel() != 1:
+        is_tensor = isinstance(output, Tensor)
+        what = f"a tensor of shape {list(output.shape)}" if is_tensor else type(output).__name__
+        raise InputError(
+            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor"
+        )
+    if not output.requires_grad:
+        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
+    return output
+
+
+@contextmanager
+def first_batch() -> Iterator[None]:
+    """What a user's data set or model raises inside becomes one line, with the traceback below it.
+
+    Raises:
+        InputError: as told.
+    """
+    try:
+        yield
+    except NetsimError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"fit: a first batch fails: {what} (a model takes a batch as the data set yields it, in one "
+            f"argument, and returns its mean loss)\n{''.join(traceback.format_exception(error)).rstrip()}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Collectives as data: one family of algorithms a file."""

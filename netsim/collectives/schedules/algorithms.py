@@ -1,0 +1,212 @@
+"""The table of collective algorithms, and `schedule`, which makes a collective from it.
+
+A new algorithm is one function in a file of its own and one row here; the row inherits every test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from netsim.collectives.schedules import direct, gloo, ring, trees, two_level
+from netsim.collectives.schedules.schedule import Bytes, Phase, Ranks, Schedule, boundaries
+from netsim.files.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from netsim.topology.protocol import Protocol
+    from netsim.topology.topology import Topology
+
+__all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "Problem", "algorithm_names", "default_algorithm", "schedule"]
+
+Parts = Sequence[int] | Sequence[Sequence[int]]
+
+ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What an algorithm is asked to do: everything but the how."""
+
+    op: str
+    num_ranks: int
+    num_bytes: int
+    element_bytes: int
+    root: int
+    layout: Bytes
+    regions: tuple[str, ...]
+
+    @property
+    def ranks(self) -> Ranks:
+        """All members in order."""
+        return np.arange(self.num_ranks, dtype=np.int64)
+
+    @property
+    def chunks(self) -> Bytes:
+        """Boundaries of one equal chunk of the whole tensor for each member."""
+        return boundaries(self.num_bytes, self.num_ranks, self.element_bytes)
+
+
+Builder = Callable[[Problem], tuple[Phase, ...]]
+
+# The first algorithm of an operation is its default.
+ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
+    "all_reduce": {
+        "ring": lambda p: ring.all_reduce_ring(p.ranks, p.chunks),
+        "halving-doubling": lambda p: trees.all_reduce_halving_doubling(
+            p.num_ranks, p.num_bytes, p.element_bytes
+        ),
+        "tree": lambda p: trees.all_reduce_tree(p.num_ranks, p.num_bytes),
+        "two-level": lambda p: two_level.all_reduce_two_level(p.regions, p.num_bytes, p.element_bytes),
+        "gloo": lambda p: gloo.all_reduce_gloo(p.num_ranks, p.num_bytes, p.element_bytes),
+    },
+    "all_gather": {
+        "ring": lambda p: ring.all_gather_ring(p.ranks, p.layout),
+        "direct": lambda p: direct.all_gather_direct(p.num_ranks, p.layout),
+        "gloo": lambda p: gloo.all_gather_gloo(p.num_ranks, p.layout, p.element_bytes),
+    },
+    "reduce_scatter": {
+        "ring": lambda p: ring.reduce_scatter_ring(p.ranks, p.layout),
+        "direct": lambda p: direct.reduce_scatter_direct(p.num_ranks, p.layout),
+        "gloo": lambda p: gloo.reduce_scatter_gloo(p.num_ranks, p.num_bytes, p.element_bytes),
+    },
+    "broadcast": {
+        "tree": lambda p: trees.broadcast_tree(p.num_ranks, p.num_bytes, p.root),
+        "direct": lambda p: direct.broadcast_direct(p.num_ranks, p.num_bytes, p.root),
+        "gloo": lambda p: gloo.broadcast_gloo(p.num_ranks, p.num_bytes, p.root),
+    },
+    "reduce": {
+        "tree": lambda p: trees.reduce_tree(p.num_ranks, p.num_bytes, p.root),
+        "direct": lambda p: direct.reduce_direct(p.num_ranks, p.num_bytes, p.root),
+        "gloo": lambda p: gloo.reduce_gloo(p.num_ranks, p.num_bytes, p.element_bytes, p.root),
+    },
+    "gather": dict.fromkeys(
+        ("direct", "gloo"), lambda p: direct.gather_direct(p.num_ranks, p.layout, p.root)
+    ),
+    "scatter": dict.fromkeys(
+        ("direct", "gloo"), lambda p: direct.scatter_direct(p.num_ranks, p.layout, p.root)
+    ),
+    "all_to_all": dict.fromkeys(
+        ("direct", "gloo"), lambda p: direct.all_to_all_direct(p.num_ranks, p.layout)
+    ),
+    "barrier": dict.fromkeys(("dissemination", "gloo"), lambda p: direct.barrier_dissemination(p.num_ranks)),
+    "sendrecv": dict.fromkeys(("direct", "gloo"), lambda p: direct.sendrecv_direct(p.num_bytes)),
+}
+
+OPERATIONS = tuple(ALGORITHMS)
+
+
+def algorithm_names(op: str) -> tuple[str, ...]:
+    """The algorithms for `op`, its default first. Raises UnknownNameError for an unknown operation."""
+    if op not in ALGORITHMS:
+        raise unknown_name("collective", op, OPERATIONS)
+    return tuple(ALGORITHMS[op])
+
+
+def default_algorithm(op: str, *, gloo: bool = False) -> str:
+    """What runs where nobody chose: gloo's own algorithms under the protocol gloo, else the table's first."""
+    names = algorithm_names(op)
+    return "gloo" if gloo else names[0]
+
+
+def schedule(
+    op: str,
+    num_ranks: int,
+    *,
+    num_bytes: int = 0,
+    algorithm: str | None = None,
+    root: int = 0,
+    element_bytes: int = 1,
+    hosts: Sequence[int] | None = None,
+    topology: Topology | None = None,
+    parts: Parts | None = None,
+    protocol: Protocol | None = None,
+) -> Schedule:
+    """The schedule of one collective; pure data, the same object for the same arguments.
+
+    `num_bytes` is the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather,
+    gather, scatter, reduce_scatter and all_to_all; the message for sendrecv (from member 0 to member 1).
+    `parts` gives uneven shares instead of equal ones: bytes of each rank, or from i to j as n rows of n for
+    all_to_all; `num_bytes` is then their sum and need not be given. `algorithm` is a name of the table, None
+    for the operation's default. `hosts` (one a member) and `topology` tell algorithms the regions; without
+    them all members are in one. `auto` takes the algorithm that is fastest there on its own under `protocol`
+    (None: the topology's); without a topology, the default.
+
+    Raises UnknownNameError for an operation or algorithm that does not exist, InputError for a wrong number
+    or size.
+    """
+    names = algorithm_names(op)
+    chosen = names[0] if algorithm is None else algorithm
+    if chosen not in (*names, "auto"):
+        raise unknown_name(f"algorithm for {op}", chosen, (*names, "auto"))
+    _check(op, num_ranks, num_bytes, root, element_bytes)
+    flat = None if parts is None else _flat_parts(op, num_ranks, parts)
+    regions: tuple[str, ...] = ("",) * num_ranks
+    if topology is not None and hosts is not None:
+        regions = tuple(topology.region_of(host) for host in hosts)
+    total = int(num_bytes) if flat is None else sum(flat)
+
+    def made(name: str) -> Schedule:
+        where = regions if name == "two-level" else ()
+        return _made(op, num_ranks, total, name, root, element_bytes, flat, where)
+
+    if chosen != "auto":
+        return made(chosen)
+    if topology is None or hosts is None or num_ranks == 1:
+        return made(names[0])
+    from netsim.collectives.times.choose import fastest  # it plays schedules, which are made here
+
+    return fastest([made(name) for name in names], hosts, topology, protocol)
+
+
+@lru_cache(maxsize=512)
+def _made(
+    op: str,
+    num_ranks: int,
+    num_bytes: int,
+    algorithm: str,
+    root: int,
+    element_bytes: int,
+    parts: tuple[int, ...] | None,
+    regions: tuple[str, ...],
+) -> Schedule:
+    """The schedule itself; kept because training asks for the same few again and again."""
+    if parts is not None:
+        layout = np.concatenate(([0], np.cumsum(np.array(parts, np.int64))))
+    elif op in ONE_PART:
+        layout = np.array([0, num_bytes], np.int64)
+    else:
+        layout = boundaries(num_bytes, num_ranks**2 if op == "all_to_all" else num_ranks, element_bytes)
+    problem = Problem(op, num_ranks, num_bytes, element_bytes, root, layout, regions)
+    phases = ALGORITHMS[op][algorithm](problem)
+    return Schedule(op, algorithm, num_ranks, num_bytes, phases, layout, root, element_bytes)
+
+
+def _check(op: str, num_ranks: int, num_bytes: int, root: int, element_bytes: int) -> None:
+    least = 2 if op == "sendrecv" else 1
+    if num_ranks < least:
+        raise InputError(f"{op}: {num_ranks} ranks given; it takes at least {least}")
+    if num_bytes < 0:
+        raise InputError(f"{op}: num_bytes is {num_bytes}; it must be 0 or more")
+    if not 0 <= root < num_ranks:
+        raise InputError(f"{op}: root {root} is not a member; it must be from 0 to {num_ranks - 1}")
+    if element_bytes < 1:
+        raise InputError(f"{op}: element_bytes is {element_bytes}; it must be 1 or more")
+
+
+def _flat_parts(op: str, num_ranks: int, parts: Parts) -> tuple[int, ...]:
+    if op in ONE_PART:
+        raise InputError(f"{op}: it has no parts; give num_bytes instead")
+    rows = [[row] if isinstance(row, int) else list(row) for row in parts]
+    wanted = num_ranks if op == "all_to_all" else 1
+    if len(rows) != num_ranks or any(len(row) != wanted for row in rows):
+        shape = f"{num_ranks} rows of {num_ranks}" if op == "all_to_all" else f"{num_ranks} numbers"
+        raise InputError(f"{op}: parts must be {shape} of bytes for {num_ranks} ranks")
+    flat = tuple(chain.from_iterable(rows))
+    if min(flat) < 0:
+        raise InputError(f"{op}: parts must be 0 bytes or more, got {min(flat)}")
+    return flat

@@ -1,0 +1,143 @@
+"""Plays any schedule on arrays, to prove that the bytes it sends compute the right result."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netsim.files.errors import unknown_name
+
+if TYPE_CHECKING:
+    from netsim.collectives.schedules.schedule import Phase, Schedule
+
+__all__ = ["run_on_arrays"]
+
+Array = npt.NDArray[Any]
+
+COMBINE: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+def run_on_arrays(schedule: Schedule, inputs: Sequence[Array | None], op: str = "sum") -> list[Array | None]:
+    """What each member holds after `schedule`, given what each put in (flat arrays of one dtype).
+
+    Inputs and results follow the operation's definition: all_gather and gather take each member's part,
+    scatter takes the root's whole array (None elsewhere), reduce_scatter gives each member's part,
+    all_to_all takes and gives the parts for and from everyone in rank order. A member that gets nothing has
+    None. Messages are delivered as late as the window allows, that is just before the step that may build on
+    them is posted: an algorithm that sends on what it need not have yet fails here.
+    """
+    if op not in COMBINE:
+        raise unknown_name("reduce op", op, COMBINE)
+    dtype = next(array.dtype for array in inputs if array is not None)
+    total = int(schedule.layout[-1]) // dtype.itemsize
+    # What a member does not have yet is poison of a kind that cannot go unnoticed in a result.
+    held = [np.full(total, _poison(dtype), dtype) for _ in range(schedule.num_ranks)]
+    for rank, array in enumerate(inputs):
+        _put(schedule, rank, array, held[rank])
+    for phase in schedule.phases:
+        _run_phase(phase, held, COMBINE[op])
+    return [_result(schedule, rank, held[rank]) for rank in range(schedule.num_ranks)]
+
+
+def _poison(dtype: np.dtype[Any]) -> Any:
+    return np.nan if dtype.kind == "f" else np.iinfo(dtype).max // 3
+
+
+def _run_phase(phase: Phase, held: list[Array], combine: Callable[[Array, Array], Array]) -> None:
+    itemsize = held[0].itemsize
+    in_flight: deque[list[tuple[int, int, Array]]] = deque()
+    for index in range(phase.num_steps + phase.window):
+        if len(in_flight) >= phase.window or index >= phase.num_steps:
+            for dst, low, values in in_flight.popleft() if in_flight else ():
+                target = held[dst][low : low + len(values)]
+                target[...] = combine(target, values) if phase.reduce else values
+        if index < phase.num_steps:
+            step = phase.step(index)
+            sent = []
+            for src, dst, offset, num_bytes in zip(
+                step.src.tolist(),
+                step.dst.tolist(),
+                step.offset.tolist(),
+                step.num_bytes.tolist(),
+                strict=True,
+            ):
+                low, high = offset // itemsize, (offset + num_bytes) // itemsize
+                sent.append((dst, low, held[src][low:high].copy()))
+            in_flight.append(sent)
+
+
+def _whole(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    return [(0, schedule.num_bytes)]
+
+
+def _nothing(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    return []
+
+
+def _root_whole(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    return _whole(schedule, rank) if rank == schedule.root else []
+
+
+def _own_part(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    return [(int(schedule.layout[rank]), int(schedule.layout[rank + 1]))]
+
+
+def _row(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    first = rank * schedule.num_ranks
+    return [(int(schedule.layout[first]), int(schedule.layout[first + schedule.num_ranks]))]
+
+
+def _column(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    parts = range(rank, schedule.num_ranks**2, schedule.num_ranks)
+    return [(int(schedule.layout[part]), int(schedule.layout[part + 1])) for part in parts]
+
+
+def _first(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    return _whole(schedule, rank) if rank == 0 else []
+
+
+def _second(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
+    return _whole(schedule, rank) if rank == 1 else []
+
+
+Ranges = Callable[["Schedule", int], list[tuple[int, int]]]
+
+# Which bytes of the layout a member puts in, and which it takes out.
+RANGES: dict[str, tuple[Ranges, Ranges]] = {
+    "all_reduce": (_whole, _whole),
+    "broadcast": (_root_whole, _whole),
+    "reduce": (_whole, _root_whole),
+    "all_gather": (_own_part, _whole),
+    "gather": (_own_part, _root_whole),
+    "scatter": (_root_whole, _own_part),
+    "reduce_scatter": (_whole, _own_part),
+    "all_to_all": (_row, _column),
+    "barrier": (_nothing, _nothing),
+    "sendrecv": (_first, _second),
+}
+
+
+def _put(schedule: Schedule, rank: int, array: Array | None, held: Array) -> None:
+    begin = 0
+    for low, high in RANGES[schedule.op][0](schedule, rank):
+        if array is None:
+            raise ValueError(f"run_on_arrays: member {rank} needs an input for {schedule.op}, got None")
+        first, last = low // held.itemsize, high // held.itemsize
+        held[first:last] = array[begin : begin + last - first]
+        begin += last - first
+
+
+def _result(schedule: Schedule, rank: int, held: Array) -> Array | None:
+    ranges = RANGES[schedule.op][1](schedule, rank)
+    if not ranges:
+        return None
+    return np.concatenate([held[low // held.itemsize : high // held.itemsize] for low, high in ranges])

@@ -1,0 +1,117 @@
+"""Rings: every member passes pieces on to its neighbour, and no link carries more than it must.
+
+Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009): an
+all-reduce is a reduce-scatter followed by an all-gather, 2 (n - 1) steps of S / n bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from netsim.collectives.schedules.schedule import Phase, Step
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from netsim.collectives.schedules.schedule import Bytes, Ranks
+
+__all__ = ["RingPhase", "all_gather_ring", "all_reduce_ring", "reduce_scatter_ring"]
+
+
+class RingPhase(Phase):
+    """Pieces travel around a ring of `ranks`; step i of member p concerns piece i % pieces of one chunk.
+
+    The chunk is (p + shift - direction * (i // pieces)) mod n for the member at position p, so a member
+    passes on what it received `pieces` steps ago. Steps are computed, never stored: two numbers describe a
+    ring of any size.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        bounds: Bytes,
+        *,
+        shift: int,
+        reduce: bool,
+        direction: int = 1,
+        pieces: int = 1,
+        window: int = 1,
+        num_steps: int | None = None,
+        skip_empty: bool = False,
+    ) -> None:
+        """`bounds` are the boundaries of all pieces, chunk by chunk: shape (n * pieces + 1,)."""
+        self.ranks = ranks
+        self.bounds = bounds
+        self.shift = shift
+        self.reduce = reduce
+        self.direction = direction
+        self.pieces = pieces
+        self.window = window
+        self.num_steps = (len(ranks) - 1) * pieces if num_steps is None else num_steps
+        self.skip_empty = skip_empty
+        self.has_gaps = skip_empty and not bool(np.diff(bounds).all())
+        self._next = np.roll(ranks, -direction)
+        self._sizes = np.diff(bounds)
+        # Twice around, part by part: what all positions send in a step is then a slice.
+        self._sizes_twice = np.tile(self._sizes.reshape(len(ranks), pieces).T, 2)
+        self._offsets_twice = np.tile(bounds[:-1].reshape(len(ranks), pieces).T, 2)
+
+    def _slice(self, twice: Bytes, index: int) -> Bytes:
+        """Of each position what step `index` concerns, shape (n,)."""
+        round_number, part = divmod(index, self.pieces)
+        num = len(self.ranks)
+        first = (self.shift - self.direction * round_number) % num
+        return twice[part, first : first + num]
+
+    def num_bytes(self, index: int) -> Bytes:
+        """The bytes of each message of step `index`."""
+        num_bytes = self._slice(self._sizes_twice, index)
+        return num_bytes[num_bytes > 0] if self.has_gaps else num_bytes
+
+    def step(self, index: int) -> Step:
+        """One message from every member to its neighbour."""
+        offset, num_bytes = self._slice(self._offsets_twice, index), self._slice(self._sizes_twice, index)
+        if not self.has_gaps:
+            return Step(self.ranks, self._next, offset, num_bytes)
+        kept = num_bytes > 0
+        return Step(self.ranks[kept], self._next[kept], offset[kept], num_bytes[kept])
+
+    def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
+        """Bytes each member sends, from sums over the runs of chunks that it passes on."""
+        num = len(self.ranks)
+        rounds, rest = divmod(self.num_steps, self.pieces)
+        by_chunk = self._sizes.reshape(num, self.pieces)
+        # Sums over `rounds` successive chunks, beginning anywhere on the circle.
+        running = np.concatenate(([0], np.cumsum(np.tile(by_chunk.sum(axis=1), rounds // num + 2))))
+        first = (np.arange(num) + self.shift - (rounds - 1 if self.direction > 0 else 0)) % num
+        sent = running[first + rounds] - running[first]
+        if rest:
+            sent = sent + by_chunk[(np.arange(num) + self.shift - self.direction * rounds) % num, :rest].sum(
+                axis=1
+            )
+        if counted is not None:
+            sent = sent * counted[self.ranks, self._next]
+        total = np.zeros(num_ranks, np.int64)
+        total[self.ranks] = sent
+        return total
+
+    def fixed_pairs(self) -> tuple[Ranks, Ranks]:
+        """Each member and its neighbour."""
+        return self.ranks, self._next
+
+
+def reduce_scatter_ring(ranks: Ranks, bounds: Bytes) -> tuple[Phase, ...]:
+    """Ring reduce-scatter: n - 1 steps, after which the member at position p holds the sum of chunk p."""
+    return (RingPhase(ranks, bounds, shift=-1, reduce=True),)
+
+
+def all_gather_ring(ranks: Ranks, bounds: Bytes) -> tuple[Phase, ...]:
+    """Ring all-gather: n - 1 steps; the member at position p starts with chunk p."""
+    return (RingPhase(ranks, bounds, shift=0, reduce=False),)
+
+
+def all_reduce_ring(ranks: Ranks, bounds: Bytes) -> tuple[Phase, ...]:
+    """Ring all-reduce: reduce-scatter, then all-gather; each member sends 2 (n - 1) / n of the bytes."""
+    return reduce_scatter_ring(ranks, bounds) + all_gather_ring(ranks, bounds)

@@ -1,0 +1,114 @@
+"""Binomial trees, and the exchange of halves known as recursive halving and doubling.
+
+Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH (2005), sections
+4.1 to 4.5. Trees are drawn in virtual ranks v = (position - root) mod n: v hangs below v without its highest
+bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from netsim.collectives.schedules.schedule import ListedPhase, boundaries, step_of
+
+if TYPE_CHECKING:
+    from netsim.collectives.schedules.schedule import Phase, Ranks, Step
+
+__all__ = [
+    "all_reduce_halving_doubling",
+    "all_reduce_tree",
+    "broadcast_rounds",
+    "broadcast_tree",
+    "reduce_rounds",
+    "reduce_tree",
+]
+
+Rows = list[tuple[int, int, int, int]]
+
+
+def broadcast_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
+    """Rows of a binomial broadcast among `ranks` from the member at position `root`, one list a round.
+
+    In round j every v < 2^j, who has the tensor, sends it to v + 2^j.
+    """
+    num = len(ranks)
+    name = [int(ranks[(root + virtual) % num]) for virtual in range(num)]
+    rounds = range(max(num - 1, 0).bit_length())
+    return [
+        [
+            (name[virtual], name[virtual + (1 << power)], 0, num_bytes)
+            for virtual in range(1 << power)
+            if virtual + (1 << power) < num
+        ]
+        for power in rounds
+    ]
+
+
+def reduce_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
+    """Rows of a binomial reduce to the member at position `root`: the broadcast, backwards."""
+    rounds = broadcast_rounds(ranks, num_bytes, root)
+    return [[(dst, src, low, high) for src, dst, low, high in rows] for rows in reversed(rounds)]
+
+
+def broadcast_tree(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
+    """Binomial broadcast of the whole tensor in ceil(log2 n) rounds."""
+    ranks = np.arange(num, dtype=np.int64)
+    return (ListedPhase([step_of(rows) for rows in broadcast_rounds(ranks, num_bytes, root)]),)
+
+
+def reduce_tree(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
+    """Binomial reduce of the whole tensor in ceil(log2 n) rounds."""
+    ranks = np.arange(num, dtype=np.int64)
+    return (ListedPhase([step_of(rows) for rows in reduce_rounds(ranks, num_bytes, root)], reduce=True),)
+
+
+def all_reduce_tree(num: int, num_bytes: int) -> tuple[Phase, ...]:
+    """Binomial reduce to member 0, then broadcast from it: 2 ceil(log2 n) rounds of the whole tensor."""
+    return reduce_tree(num, num_bytes, 0) + broadcast_tree(num, num_bytes, 0)
+
+
+def all_reduce_halving_doubling(num: int, num_bytes: int, element_bytes: int) -> tuple[Phase, ...]:
+    """Reduce-scatter by halving, all-gather by doubling: 2 log2 p rounds, 2 (p - 1) / p of the bytes.
+
+    With p = 2^floor(log2 n), the first 2 (n - p) members pair up before (odd ones fold into their even
+    neighbour) and after (they get the result), as in section 4.5.
+    """
+    if num == 1:
+        return ()
+    power = num.bit_length() - 1
+    core = 1 << power
+    extra = num - core
+    members = [2 * position if position < extra else position + extra for position in range(core)]
+    fold = step_of([(2 * pair + 1, 2 * pair, 0, num_bytes) for pair in range(extra)])
+    unfold = step_of([(2 * pair, 2 * pair + 1, 0, num_bytes) for pair in range(extra)])
+    halving = _halving_steps(members, num_bytes, element_bytes)
+    doubling = [step_of(_reversed(step)) for step in reversed(halving)]
+    return (
+        ListedPhase([fold, *halving] if extra else halving, reduce=True),
+        ListedPhase([*doubling, unfold] if extra else doubling),
+    )
+
+
+def _halving_steps(members: list[int], num_bytes: int, element_bytes: int) -> list[Step]:
+    """Partners at distance p/2, p/4, ..., 1 exchange halves of what they still hold; p ends with chunk p."""
+    num = len(members)
+    bounds = boundaries(num_bytes, num, element_bytes).tolist()
+    steps = []
+    distance = num // 2
+    while distance:
+        rows = []
+        for position in range(num):
+            partner = position ^ distance
+            first = partner & ~(distance - 1)  # the half in which the partner ends
+            rows.append((members[position], members[partner], bounds[first], bounds[first + distance]))
+        steps.append(step_of(rows))
+        distance //= 2
+    return steps
+
+
+def _reversed(step: Step) -> Rows:
+    """The same ranges, sent back by who received them."""
+    low, high = step.offset.tolist(), (step.offset + step.num_bytes).tolist()
+    return list(zip(step.dst.tolist(), step.src.tolist(), low, high, strict=True))

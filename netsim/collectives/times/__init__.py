@@ -1,0 +1,1 @@
+"""How a collective's times are found on a network."""

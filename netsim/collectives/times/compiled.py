@@ -1,0 +1,57 @@
+"""Plays schedules in which messages meet on links, by the compiled loop of the `fast` extra."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from netsim.collectives.times.recurrence import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from netsim.collectives.schedules.schedule import Schedule
+    from netsim.fluid.fork import Wires
+
+__all__ = ["compiled_seconds"]
+
+
+def compiled_seconds(
+    schedule: Schedule, hosts: Sequence[int], arrivals: npt.NDArray[np.float64], wires: Wires
+) -> npt.NDArray[np.float64]:
+    """When each member is through, on an ideal network that carries nothing else. Needs numba."""
+    from netsim.fluid.compiled import play_steps  # seconds to load, and only where it pays
+
+    lines = Lines(wires, hosts)
+    steps = [phase.step(index) for phase in schedule.phases for index in range(phase.num_steps)]
+    source = np.concatenate([step.src for step in steps])
+    target = np.concatenate([step.dst for step in steps])
+    number, latency, _ = lines.of(source, target)
+    _, seconds = play_steps(
+        wires.bytes_per_second,
+        _padded(lines.links, len(wires.bytes_per_second)),
+        number,
+        latency,
+        np.concatenate([step.num_bytes for step in steps]).astype(np.float64),
+        np.repeat(np.arange(len(steps)), [len(step.src) for step in steps]),
+        source,
+        target,
+        np.array(schedule.gates, np.int64),
+        np.asarray(arrivals, np.float64),
+    )
+    if schedule.op == "sendrecv":
+        seconds[0] = max(seconds[0], arrivals[1])  # a send completes with its receive
+    return seconds
+
+
+def _padded(routes: list[tuple[int, ...]], num_links: int) -> npt.NDArray[np.int64]:
+    """Links of each route, filled up with `num_links`."""
+    table = np.full((len(routes), max(map(len, routes), default=0) + 1), num_links, np.int64)
+    row = np.repeat(np.arange(len(routes)), [len(route) for route in routes])
+    column = np.fromiter(chain.from_iterable(range(len(route)) for route in routes), np.int64, len(row))
+    table[row, column] = np.fromiter(chain.from_iterable(routes), np.int64, len(row))
+    return table

@@ -1,0 +1,158 @@
+"""What pydantic finds wrong with a document, in words for who wrote it: one problem a key."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from netsim.files.errors import UnknownNameError, unknown_name
+from netsim.files.units import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+__all__ = ["MAX_PROBLEMS", "KeyPath", "Problem", "key_text", "printable", "problems_of"]
+
+MAX_PROBLEMS = 20  # told in one error; the rest is counted
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+# How pydantic names the types of a union in the path of an error.
+_TYPE_TAG = re.compile(r"bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
+_ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a document: the key it is at, what to do, and whether a name does not exist."""
+
+    path: KeyPath
+    message: str
+    is_unknown_name: bool = False
+
+
+def problems_of(error: ValidationError, data: object) -> list[Problem]:
+    """The mistakes that `error` tells about `data`, one for each key."""
+    return _told_once((problem for details in error.errors() for problem in _problems(details)), data)
+
+
+def _problems(details: ErrorDetails) -> Iterator[Problem]:
+    """What pydantic found, in our words."""
+    path = tuple(part for part in details["loc"] if part != "[key]")
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "unknown_keys":
+        for number, key in enumerate(context["unknown"]):
+            name = printable(key)  # looking for what was meant takes long among many
+            told = (
+                unknown_name("key", name, context["known"])
+                if number < MAX_PROBLEMS
+                else f"unknown key '{name}'"
+            )
+            yield Problem((*path, key), str(told), True)
+    elif kind == "value_error" and isinstance(context.get("error"), ValueError):
+        error = context["error"]
+        yield Problem(path, str(error), isinstance(error, UnknownNameError))
+    elif kind == "missing":
+        yield Problem(path, "is missing: add this key")
+    elif kind == "literal_error" and isinstance(given, str) and "'" in context["expected"]:
+        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        yield Problem(path, str(unknown_name("choice", printable(given), known)), True)
+    else:
+        got = context.get("actual_length", shown(given))
+        yield Problem(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
+
+
+def _told_once(problems: Iterable[Problem], data: object) -> list[Problem]:
+    """One problem for a value that fits none of several types, which pydantic tells once a type."""
+    told: dict[KeyPath, list[Problem]] = {}
+    for problem in problems:
+        told.setdefault(_without_types(problem.path, data), []).append(problem)
+    return [
+        # What concerns a part of the value shows which type was meant.
+        _joined(path, same)
+        for path, same in told.items()
+        if same[0].path == path or not any(other[: len(path)] == path != other for other in told)
+    ]
+
+
+def _without_types(path: KeyPath, data: object) -> KeyPath:
+    """A key path as the file has it, without the names of types that pydantic puts between."""
+    kept: list[str | int] = []
+    for part in path:
+        known = isinstance(data, Mapping) and part in data
+        if not known and isinstance(part, str) and _TYPE_TAG.fullmatch(part):
+            continue
+        kept.append(part)
+        known = known or (isinstance(data, list) and isinstance(part, int) and part < len(data))
+        data = data[part] if known else None  # type: ignore[index]
+    return tuple(kept)
+
+
+def _joined(path: KeyPath, problems: Sequence[Problem]) -> Problem:
+    if len(problems) == 1:
+        return replace(problems[0], path=path)
+    wanted = [
+        _ACCEPTED.sub(lambda found: f"'{found[1]}'".replace(", ", "' or '"), problem.message)
+        for problem in problems
+    ]
+    words = [text.removeprefix("expected ").partition(", got ")[0] for text in wanted]
+    got = next((text.partition(", got ")[2] for text in wanted if ", got " in text), "")
+    choices = [problem for problem in problems if "did you mean" in problem.message]
+    if choices:
+        return replace(choices[0], path=path)
+    return Problem(path, f"expected {' or '.join(dict.fromkeys(words))}" + (f", got {got}" if got else ""))
+
+
+_EXPECTED = {
+    "string_type": "expected text",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "list_type": "expected a list",
+    "dict_type": "expected a mapping (keys and values)",
+    "model_type": "expected a mapping (keys and values)",
+    "model_attributes_type": "expected a mapping (keys and values)",
+    "finite_number": "expected a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _expectation(kind: str, context: Mapping[str, Any], given: object, message: str) -> str:
+    if kind in _EXPECTED:
+        return _EXPECTED[kind]
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"expected {words} {context[key]}"
+    if kind in ("too_short", "too_long"):
+        bound = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
+        noun = "characters" if isinstance(given, str) else "entries"
+        return f"expected {bound[0]} {context[bound[1]]} {noun}"
+    if kind == "literal_error":
+        return f"expected {context['expected'].lower()}"
+    return message[:1].lower() + message[1:]
+
+
+def key_text(path: KeyPath) -> str:
+    """A key path as people write it: `links[0].latency`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}"
+    return text.removeprefix(".")
+
+
+def printable(text: object) -> str:
+    """Text from a file without what would break a line, a terminal or a reader's eyes."""
+    plain = json.dumps(str(text))[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    return plain if len(plain) <= 100 else f"{plain[:97]}..."

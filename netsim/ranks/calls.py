@@ -1,0 +1,191 @@
+"""Calls under way: who has posted what, in order, and when each member is through."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from netsim.fluid.clock import Clock, on_grid
+from netsim.ranks.requests import Call, Key, Post
+from netsim.ranks.spans import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import simpy
+
+__all__ = ["Calls", "Cancel", "Enter", "Play", "instant_play"]
+
+Enter = Callable[[int, Call], None]
+Cancel = Callable[[], None]
+Play = Callable[[Call, Hashable, Callable[[int], None]], tuple[Enter, Cancel]]
+
+
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """A call some member has posted: when each member is through, and who sleeps until then."""
+
+    call: Call
+    num_bytes: int  # of all members that have posted, where each knows its own part
+    enter: Enter
+    cancel: Cancel
+    done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
+    posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
+    sleepers: dict[int, simpy.Event] = field(default_factory=dict)
+    num_waited: int = 0
+    is_off: bool = False  # ended undone
+
+
+def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
+    """Communication that takes no time: everyone is through when the last has come."""
+    arrived: list[int] = []
+
+    def enter(member: int, call: Call) -> None:
+        arrived.append(member)
+        if len(arrived) == len(call.ranks):
+            for each in sorted(arrived):
+                on_done(each)
+
+    return enter, lambda: None
+
+
+class Calls:
+    """The calls that ranks have posted.
+
+    Args:
+        clock: whose time it is.
+        play: starts a call on the network.
+        collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
+        on_span: told of what ranks communicate, as it ends; None: nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        play: Play,
+        collectives_in_flight: int,
+        on_span: Callable[[Span], None] | None,
+    ) -> None:
+        self._clock, self._play, self._on_span = clock, play, on_span
+        self._width = collectives_in_flight
+        self._in_flight: dict[Key, _InFlight] = {}
+        # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
+        self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
+        self._asleep: dict[int, Call] = {}
+        self._dissolved: set[Hashable] = set()
+
+    def post(self, rank: int, post: Post) -> None:
+        """Let the rank into the call, behind its earlier collectives of the same group."""
+        flight = self._in_flight.get(post.key)
+        if flight is None:
+            flight = self._start(post.key, post.call)
+        elif post.call.op == "all_to_all":
+            flight.num_bytes += post.call.num_bytes
+        if flight.is_off:
+            flight.done_at[rank] = on_grid(self._clock.now)
+            return
+        if self._on_span is not None:
+            flight.posted_at[rank] = self._clock.now
+        if flight.call.op == "sendrecv":  # messages do not queue behind collectives
+            flight.enter(post.member, post.call)
+            return
+        lane = self._lanes.setdefault((post.key.group, rank), deque())
+        lane.append((flight, post))
+        if len(lane) <= self._width:
+            flight.enter(post.member, post.call)
+
+    def _start(self, key: Key, call: Call) -> _InFlight:
+        play = self._play if len(set(call.ranks)) > 1 else instant_play
+        flight = _InFlight(call, call.num_bytes, enter=lambda member, call: None, cancel=lambda: None)
+        flight.is_off = key.group in self._dissolved
+        if not flight.is_off:
+            flight.enter, flight.cancel = play(
+                call, key.group, lambda member: self._done(key, flight, member)
+            )
+        self._in_flight[key] = flight
+        return flight
+
+    def assemble(self, group: Hashable) -> None:
+        """Those of this group begin, perhaps again."""
+        self._dissolved.discard(group)
+
+    def dissolve(self, group: Hashable) -> None:
+        """Calls of this group end undone at this instant, also those yet to be posted."""
+        self._dissolved.add(group)
+        flights = [flight for key, flight in self._in_flight.items() if key.group == group]
+        for flight in flights:
+            flight.is_off = True
+            flight.cancel()
+        for flight in flights:
+            for rank in flight.call.ranks:
+                flight.done_at.setdefault(rank, on_grid(self._clock.now))
+                self._lanes.pop((group, rank), None)
+            for sleeper in flight.sleepers.values():
+                sleeper.succeed()
+            flight.sleepers.clear()
+
+    def _done(self, key: Key, flight: _InFlight, member: int) -> None:
+        """The call is over for this member at this instant: wake it, let its next collective in."""
+        if flight.is_off:
+            return
+        rank = flight.call.ranks[member]
+        flight.done_at[rank] = on_grid(self._clock.now)
+        if self._on_span is not None:
+            times = (flight.posted_at[rank], flight.done_at[rank])
+            self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
+        sleeper = flight.sleepers.pop(rank, None)
+        if sleeper is not None:
+            sleeper.succeed()
+        if flight.call.op == "sendrecv":
+            return
+        lane = self._lanes[key.group, rank]
+        lane.remove(next(entry for entry in lane if entry[0] is flight))
+        if len(lane) >= self._width:
+            following, post = lane[self._width - 1]
+            following.enter(post.member, post.call)
+
+    def wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, None]:
+        """Wait until the call is over for this rank."""
+        flight = self._in_flight[key]
+        if rank not in flight.done_at:
+            self._asleep[rank] = flight.call
+            sleeper = flight.sleepers[rank] = self._clock.event()
+            yield sleeper
+            del self._asleep[rank]
+        if flight.done_at[rank] > self._clock.now:
+            yield self._clock.at(flight.done_at[rank])
+        flight.num_waited += 1
+        if flight.num_waited == len(flight.call.ranks):
+            del self._in_flight[key]
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    def op(self, key: Key) -> str:
+        """What a call that is not over for everybody is."""
+        return self._in_flight[key].call.op
+
+    def is_done(self, rank: int, key: Key) -> bool:
+        """Whether the call is over for this rank."""
+        flight = self._in_flight.get(key)
+        return flight is None or flight.done_at.get(rank, math.inf) <= self._clock.now
+
+    def waiting(self) -> dict[int, str]:
+        """The ranks that wait for a call, and for which."""
+        return {rank: f"in {call.op}" for rank, call in self._asleep.items()}
+
+    def unfinished(self) -> dict[int, str]:
+        """The ranks that some call is not over for, and which."""
+        posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
+        return {rank: f"in {flight.call.op}" for flight, rank in posted if rank not in flight.done_at}
+
+    def unfinished_spans(self) -> list[Span]:
+        """What ranks have posted and are not through with, as far as it has come."""
+        return [
+            Span(rank, "communication", flight.call.op, begin, self._clock.now, flight.num_bytes)
+            for flight in self._in_flight.values()
+            for rank, begin in sorted(flight.posted_at.items())
+            if rank not in flight.done_at
+        ]

@@ -1,0 +1,339 @@
+"""Ranks in virtual time: each rank's stream of requests becomes a SimPy process.
+
+A rank is ordinary blocking code elsewhere (a thread, another process). What it does to virtual time reaches
+the kernel as a stream of one-way requests, and the outcome depends on the streams alone: the kernel reads a
+rank's next request only when virtual time has reached that rank, and reading may block in host time until
+the rank has got that far.
+
+Request times lie on a grid of 2**-30 s, so that equal steps are really equal whatever the clock says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from simpy import Interrupt
+
+from netsim.files.errors import DeadlockError
+from netsim.fluid.clock import Clock, on_grid
+from netsim.ranks.calls import Calls, Play, instant_play
+from netsim.ranks.meetings import Meetings
+from netsim.ranks.reach import Reach
+from netsim.ranks.requests import (
+    Advance,
+    Answer,
+    Arrival,
+    Ask,
+    Call,
+    Confirm,
+    Exit,
+    Fetch,
+    Fetched,
+    Join,
+    Key,
+    Mark,
+    Post,
+    Publish,
+    Question,
+    Request,
+    Wait,
+)
+from netsim.ranks.spans import Diary, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+
+    import simpy
+
+    from netsim.fluid.downtime import Downtime
+
+__all__ = [
+    "Advance",
+    "Answer",
+    "Arrival",
+    "Ask",
+    "Call",
+    "Confirm",
+    "Exit",
+    "Fetch",
+    "Fetched",
+    "Join",
+    "Kernel",
+    "Key",
+    "Mark",
+    "Play",
+    "Post",
+    "Publish",
+    "Question",
+    "Request",
+    "Span",
+    "StampedRow",
+    "Wait",
+    "instant_play",
+]
+
+
+T = TypeVar("T")
+
+
+class StampedRow(NamedTuple):
+    """A marked row: whose, when, and its rank's seconds of computing and of waiting until then."""
+
+    rank: int
+    virtual_seconds: float
+    compute_seconds: float
+    exposed_seconds: float
+    row: Mapping[str, Any]
+
+
+_MOST_TOLD = 8  # ranks in one line
+
+
+class Kernel:
+    """Plays the ranks' request streams on one clock.
+
+    Args:
+        num_ranks: how many ranks there are.
+        refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
+            let the rank run, or raises (deadlock, a rank's failure).
+        answer: called with (rank, value) for every `Question`.
+        play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
+            (a position in `call.ranks`) in now, with the call as it posted it, and one that ends it undone;
+            `on_done(member)` is called at the instant it is through.
+        clock: shared with the network.
+        collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
+        on_row: told of every marked row as it is stamped, in order of virtual time.
+        blame: tells what keeps the network from ever going on.
+        on_span: told of what ranks do, as it ends; None: nobody wants to know.
+        downtime: tells when the ranks' hosts are down: they stand still then, and what they were computing is
+            lost and begun again.
+        hosts: the host of each rank, where there is a downtime.
+        reach: tells who reaches whom, and brings what is fetched.
+        on_older: called with a group and the numbers of its published state that may be asked for yet, the
+            newest and older ones on their way; newer numbers have not been published at this time.
+
+    Attributes:
+        streams: one queue of requests a rank; whoever carries the ranks appends to them.
+        log: what every rank has requested so far, with nothing left open: played again from the start by a
+            fresh kernel, it brings that kernel to the same instant and state.
+        compute_seconds, exposed_seconds, end_seconds: per rank.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        refill: Callable[[int], None],
+        *,
+        answer: Callable[[int, Answer], None],
+        play: Play = instant_play,
+        clock: Clock | None = None,
+        collectives_in_flight: int = 1,
+        on_row: Callable[[StampedRow], None],
+        blame: Callable[[], str] = lambda: "the network has nothing more to do",
+        on_span: Callable[[Span], None] | None = None,
+        downtime: Downtime | None = None,
+        hosts: Sequence[int] = (),
+        reach: Reach | None = None,
+        on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
+    ) -> None:
+        self.clock = clock if clock is not None else Clock()
+        self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
+        self.log: list[list[Request]] = [[] for _ in range(num_ranks)]
+        self.compute_seconds = [0.0] * num_ranks
+        self.exposed_seconds = [0.0] * num_ranks
+        self.end_seconds = [0.0] * num_ranks
+        self._refill = refill
+        self._answer = answer
+        self._on_row = on_row
+        self._blame = blame
+        self._diary = Diary(self.clock, on_span)
+        self._downtime, self._hosts = downtime, hosts
+        if downtime is not None:
+            downtime.on_crash = self._crashed
+        self._processes: list[simpy.Process] = []
+        self._computing: set[int] = set()
+        self._standing: set[int] = set()  # ranks whose hosts are down
+        self._calls = Calls(self.clock, play, collectives_in_flight, on_span)
+        reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
+        self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
+        self._asking: dict[int, str] = {}
+        self._lost: set[int] = set()  # ranks that others have gone on without, for ever
+        self._has_ended = False  # one of the others has come to its end
+        self._running = set(range(num_ranks))
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Play every stream to its `Exit`.
+
+        Raises:
+            DeadlockError: the clock has nothing left to do and a rank still waits.
+            Exception: whatever `refill` raises.
+        """
+        for rank in range(len(self.streams)):
+            self._processes.append(self.clock.process(self._rank(rank)))
+        while self._running:
+            if math.isinf(self.clock.peek()):
+                self.give_up(self._blame())
+            else:
+                self.clock.step()
+            # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
+            if self._failure is not None:
+                raise self._failure
+
+    def give_up(self, reason: str) -> None:
+        """Nothing will ever finish what ranks wait for.
+
+        Those who do something together have a time-out of their own. Where others have ended without all who are
+        left, these are lost: they go on alone, to their own end. Else this raises DeadlockError, which tells the
+        reason and who waits.
+        """
+        if self._meetings.is_under_way:
+            return
+        goes_on = self._has_ended and self._meetings.have_met
+        if goes_on and self._standing | self._meetings.waiting == self._running:
+            for rank in sorted(self._standing):
+                self._lost.add(rank)
+                self._processes[rank].interrupt()
+            self._meetings.give_up()
+            return
+        doing = self._calls.waiting()
+        doing |= dict.fromkeys(self._standing, "on a crashed host")
+        doing |= self._asking
+        if not doing:  # all compute while what they have posted goes on
+            doing = self._calls.unfinished()
+        told = ", ".join(f"rank {rank} {doing[rank]}" for rank in sorted(doing)[:_MOST_TOLD])
+        more = f" and {len(doing) - _MOST_TOLD} more" if len(doing) > _MOST_TOLD else ""
+        wait = "waits" if len(doing) == 1 else "wait"
+        raise DeadlockError(f"{reason}, and {told}{more} {wait} for the network: let an event bring it back")
+
+    def network_changed(self) -> None:
+        """Links are up, down or otherwise since this instant."""
+        self._meetings.look_again()
+
+    def _read(self, rank: int) -> Request:
+        """The rank's next request, blocking in host time until it is there."""
+        stream = self.streams[rank]
+        try:
+            while not stream:
+                self._refill(rank)
+        except BaseException as failure:
+            self._failure = failure
+            raise
+        return stream.popleft()
+
+    def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
+        log, clock = self.log[rank], self.clock
+        while True:
+            request = self._read(rank)
+            if self._is_down(rank):
+                yield from self._until_up(rank)
+            if isinstance(request, Post):
+                log.append(request)
+                self._calls.post(rank, request)
+            elif isinstance(request, Wait):
+                log.append(request)
+                yield from self._wait(rank, self._calls.op(request.key), self._calls.wait(rank, request.key))
+            elif isinstance(request, Advance):
+                log.append(request)
+                seconds = on_grid(request.seconds)
+                self.compute_seconds[rank] += seconds
+                if seconds:
+                    yield from self._compute(rank, seconds)
+            elif isinstance(request, Mark):
+                log.append(request)
+                times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
+                self._on_row(StampedRow(rank, *times, request.row))
+            elif isinstance(request, Ask):
+                self._answer(rank, self._answer_to(rank, request.key))
+            elif isinstance(request, Join | Confirm | Fetch):
+                log.append(request._replace(is_past=True))
+                yield from self._question(rank, request)
+            elif isinstance(request, Publish):
+                log.append(request)
+                self._meetings.publish(rank, request)
+            else:
+                self.end_seconds[rank] = clock.now
+                self._running.discard(rank)
+                self._has_ended = self._has_ended or rank not in self._lost
+                return
+
+    def _answer_to(self, rank: int, key: Key | None) -> float | bool:
+        return float(self.clock.now) if key is None else self._calls.is_done(rank, key)
+
+    def _question(self, rank: int, question: Join | Confirm | Fetch) -> Generator[simpy.Event, None, None]:
+        play: Generator[simpy.Event, None, Answer]
+        if isinstance(question, Join):
+            play = self._meetings.join(question)
+        elif isinstance(question, Confirm):
+            play = self._meetings.confirm(question)
+        else:
+            play = self._meetings.fetch(rank, question)
+        name = type(question).__name__.lower()
+        self._asking[rank] = f"in {name}"
+        answer = yield from self._wait(rank, name, play)
+        del self._asking[rank]
+        if answer is None:
+            self._lost.add(rank)
+        if not question.is_past:
+            self._answer(rank, answer)
+        # All whom one event answers have their answers before the first of them is waited for again: it may
+        # need the others, off the clock.
+        yield self.clock.at(self.clock.now)
+
+    def _wait(
+        self, rank: int, name: str, play: Generator[simpy.Event, None, T]
+    ) -> Generator[simpy.Event, None, T]:
+        """What takes place in `play` is no computing."""
+        start = self.clock.now
+        self._diary.begin(rank, "wait", name)
+        result = yield from play
+        self.exposed_seconds[rank] += self.clock.now - start
+        self._diary.end(rank)
+        return result
+
+    # --- hosts that crash -----------------------------------------------------------------------------------
+
+    def _compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, None]:
+        """Compute for so long without a crash: what one cuts off is lost, and begun again at the return."""
+        while True:
+            self._diary.begin(rank, "compute", "compute")
+            self._computing.add(rank)
+            try:
+                yield self.clock.timeout(seconds)
+            except Interrupt:
+                self._diary.end(rank, as_kind="lost")
+                yield from self._until_up(rank)
+            else:
+                self._computing.discard(rank)
+                self._diary.end(rank)
+                return
+
+    def _crashed(self, host: int) -> None:
+        """A host goes down: those of its ranks that compute stop."""
+        for rank in sorted(self._computing):
+            if self._hosts[rank] == host:
+                self._computing.discard(rank)
+                self._processes[rank].interrupt()
+
+    def _is_down(self, rank: int) -> bool:
+        if self._downtime is None or rank in self._lost:
+            return False
+        return self._downtime.since(self._hosts[rank]) is not None
+
+    def _until_up(self, rank: int) -> Generator[simpy.Event, None, None]:
+        """Stand still until the rank's host is back."""
+        assert self._downtime is not None
+        self._standing.add(rank)
+        try:
+            while self._is_down(rank):
+                yield from self._downtime.until_up(self._hosts[rank])
+                yield self.clock.at(on_grid(self.clock.now))
+        except Interrupt:  # it is lost
+            pass
+        self._standing.discard(rank)
+
+    def unfinished_spans(self) -> list[Span]:
+        """What ranks are doing at this instant, as far as it has come: for a run that ends here."""
+        return self._diary.unfinished() + self._calls.unfinished_spans()

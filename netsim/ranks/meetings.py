@@ -1,0 +1,276 @@
+"""Ranks that meet, do something together and may lose each other on the way; and states that they publish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from netsim.fluid.clock import Clock, on_grid
+from netsim.ranks.reach import AGAIN
+from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Hashable
+
+    import simpy
+
+    from netsim.ranks.reach import Reach
+
+__all__ = ["Meetings"]
+
+_END_OF_INSTANT: Any = 1 << 20  # a priority: whatever else happens at that instant goes before
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    """Who has come to a `Join`; `settled` happens when it is known who is `present`."""
+
+    first: Join
+    settled: simpy.Event
+    arrivals: list[Arrival] = field(default_factory=list)
+    present: tuple[Arrival, ...] = ()
+    num_come: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Team:
+    """Those present, until all have said `Confirm` or their time is over; `left` is who then remains."""
+
+    join: Join
+    attempt: int
+    present: tuple[Arrival, ...]
+    ended: simpy.Event
+    left: tuple[Arrival, ...] = ()
+    num_confirmed: int = 0
+    num_asked: int = 0
+    is_overdue: bool = False  # its time is over, and nobody is up
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self.join.ranks[arrival.member] for arrival in self.present)
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """What a group has published: its newest number, who has that, and who waits for a newer one."""
+
+    newest: int = -1
+    num_bytes: int = 0
+    holders: list[int] = field(default_factory=list)
+    awaited: list[simpy.Event] = field(default_factory=list)
+    in_use: list[int] = field(default_factory=list)  # numbers that are being fetched
+    fetched: dict[int, int] = field(default_factory=dict)  # rank -> the number that it got last
+
+
+class Meetings:
+    """Plays `Join`, `Confirm`, `Publish` and `Fetch` on a clock.
+
+    Args:
+        clock: whose time it is.
+        reach: who reaches whom.
+        assemble: called when those who met begin to do something together in the time they have, with the name
+            of their group: (the meetings' group, their ranks).
+        dissolve: called with such a name when their time is over: their calls end undone.
+        on_older: called with a group and the numbers of its state that may be asked for yet: the newest one,
+            and older ones on their way. What is newer than all of them has not been published at this time.
+
+    Attributes:
+        waiting: ranks that wait for a state.
+        have_met: whether anybody has come to a meeting.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        reach: Reach,
+        assemble: Callable[[Hashable], None],
+        dissolve: Callable[[Hashable], None],
+        on_older: Callable[[Hashable, Collection[int]], None],
+    ) -> None:
+        self.waiting: set[int] = set()
+        self.have_met = False
+        self._clock, self._reach = clock, reach
+        self._assemble, self._dissolve, self._on_older = assemble, dissolve, on_older
+        self._meetings: dict[Key, _Meeting] = {}
+        self._teams: dict[tuple[Key, int], _Team] = {}
+        self._states: dict[Hashable, _State] = {}
+        self._overdue: list[Callable[[], None]] = []  # what has to wait until somebody is up
+
+    # --- who is there ---------------------------------------------------------------------------------------
+
+    def join(self, join: Join) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
+        """Come to a meeting; returns who is present."""
+        self.have_met = True
+        meeting = self._meetings.get(join.key)
+        if meeting is None:
+            meeting = self._meetings[join.key] = _Meeting(join, self._clock.event())
+            self._at_end(join.seconds, lambda: self._settle(meeting))
+        meeting.num_come += 1
+        if not meeting.settled.triggered:
+            meeting.arrivals.append(Arrival(join.member, join.weight))
+            self._settle_if_complete(meeting)
+        self._forget_if_over(meeting)
+        if not meeting.settled.processed:
+            yield meeting.settled
+        return meeting.present
+
+    def look_again(self) -> None:
+        """The network has changed: who or what was out of reach may be reached now."""
+        overdue, self._overdue = self._overdue, []
+        for call in overdue:
+            call()
+        for meeting in list(self._meetings.values()):
+            if not meeting.settled.triggered:
+                self._settle_if_complete(meeting)
+        self._reach.look_again()
+
+    def _settle_if_complete(self, meeting: _Meeting) -> None:
+        come = _ranks(meeting.first, meeting.arrivals)
+        if self._awaited(meeting.first).issubset(come) and len(self._reach.together(come)) == len(come):
+            self._settle(meeting)
+
+    def _awaited(self, join: Join) -> set[int]:
+        state = self._states.get(join.key.group)
+        back = (
+            [] if state is None else [rank for rank, has in state.fetched.items() if has == join.key.number]
+        )
+        return {*(join.ranks if join.awaited is None else join.awaited), *back}
+
+    def _settle(self, meeting: _Meeting) -> None:
+        """Nobody who comes from now on is in time."""
+        if meeting.settled.triggered:
+            return
+        together = self._reach.together(_ranks(meeting.first, meeting.arrivals))
+        if not together:  # all have crashed since
+            self._overdue.append(partial(self._settle, meeting))
+            return
+        meeting.present = self._kept(meeting.first, meeting.arrivals, together)
+        meeting.settled.succeed()
+        self._forget_if_over(meeting)
+        if meeting.first.averaging_seconds < float("inf"):
+            self._begin(meeting.first, 0, meeting.present)
+
+    def _forget_if_over(self, meeting: _Meeting) -> None:
+        if meeting.settled.triggered and meeting.num_come == len(meeting.first.ranks):
+            self._meetings.pop(meeting.first.key, None)
+
+    # --- what they do together ------------------------------------------------------------------------------
+
+    def confirm(self, confirm: Confirm) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
+        """Be through with what those present do together; returns who is left."""
+        team = self._teams[confirm.key, confirm.attempt]
+        team.num_asked += 1
+        if not team.ended.triggered:
+            team.num_confirmed += 1
+            if team.num_confirmed == len(team.present):
+                team.left = team.present
+                team.ended.succeed()
+        if team.num_asked == len(team.present):
+            del self._teams[confirm.key, confirm.attempt]
+        if not team.ended.processed:
+            yield team.ended
+        return team.left
+
+    def _begin(self, join: Join, attempt: int, present: tuple[Arrival, ...]) -> None:
+        team = self._teams[join.key, attempt] = _Team(join, attempt, present, self._clock.event())
+        self._assemble((join.key.group, team.ranks))
+        self._at_end(join.averaging_seconds, lambda: self._end(team))
+
+    def _end(self, team: _Team) -> None:
+        """The time is over: who cannot be reached is left behind, else who is slowest; the others may go on."""
+        if team.ended.triggered:
+            return
+        left = self._reach.together(team.ranks)
+        team.is_overdue = not left
+        if not left:
+            self._overdue.append(partial(self._end, team))
+            return
+        if len(left) == len(team.present):
+            left = self._reach.without_slowest(team.ranks)
+        team.left = self._kept(team.join, team.present, left)
+        self._dissolve((team.join.key.group, team.ranks))
+        if team.left:
+            self._begin(team.join, team.attempt + 1, team.left)
+        team.ended.succeed()
+
+    @staticmethod
+    def _kept(join: Join, arrivals: Collection[Arrival], ranks: Collection[int]) -> tuple[Arrival, ...]:
+        return tuple(sorted(arrival for arrival in arrivals if join.ranks[arrival.member] in ranks))
+
+    # --- what they publish ----------------------------------------------------------------------------------
+
+    def publish(self, rank: int, publish: Publish) -> None:
+        """`rank` has that state from now on."""
+        group, number = publish.key
+        state = self._states.setdefault(group, _State())
+        assert isinstance(number, int)
+        if number < state.newest:
+            return
+        if number > state.newest:
+            state.newest, state.num_bytes, state.holders = number, publish.num_bytes, []
+        state.holders.append(rank)
+        self._wake(state, True)
+        self._on_older(group, {state.newest, *state.in_use})
+
+    def fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
+        """Download a state; returns which, or None if no holder can ever be reached."""
+        state = self._states.setdefault(fetch.group, _State())
+        self.waiting.add(rank)
+        fetched = yield from self._fetched(rank, fetch, state)
+        self.waiting.discard(rank)
+        return fetched
+
+    def _fetched(
+        self, rank: int, fetch: Fetch, state: _State
+    ) -> Generator[simpy.Event, None, Fetched | None]:
+        source: int | None = AGAIN
+        while source == AGAIN:
+            while state.newest < fetch.at_least:
+                event = self._clock.event()
+                state.awaited.append(event)
+                if not (yield event):
+                    return None
+            number, num_bytes = state.newest, state.num_bytes
+            state.in_use.append(number)
+            done = self._clock.event()
+            self._reach.download(rank, tuple(state.holders), num_bytes, partial(_happen, done))
+            source = yield done
+            yield self._clock.at(on_grid(self._clock.now))
+            state.in_use.remove(number)
+        if source is None:
+            return None
+        state.fetched[rank] = number
+        return Fetched(number, source, num_bytes)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether some are doing something together whose time will end."""
+        return any(not team.ended.triggered and not team.is_overdue for team in self._teams.values())
+
+    def give_up(self) -> None:
+        """Nothing more will happen: nobody who waits for a state gets it."""
+        for state in self._states.values():
+            self._wake(state, False)
+        for rank in sorted(self.waiting):
+            self._reach.give_up(rank)
+
+    @staticmethod
+    def _wake(state: _State, is_there: bool) -> None:
+        for event in state.awaited:
+            event.succeed(is_there)
+        state.awaited.clear()
+
+    def _at_end(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have something called when so much time has passed and all else that happens then has."""
+        event = self._clock.at(self._clock.now + on_grid(seconds), _END_OF_INSTANT)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _: call())
+
+
+def _happen(event: simpy.Event, value: object) -> None:
+    event.succeed(value)
+
+
+def _ranks(join: Join, arrivals: Collection[Arrival]) -> list[int]:
+    return sorted(join.ranks[arrival.member] for arrival in arrivals)

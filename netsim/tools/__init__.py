@@ -1,0 +1,1 @@
+"""The command line `netsim`, its tables and pictures."""

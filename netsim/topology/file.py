@@ -1,0 +1,315 @@
+"""From a topology file to its hosts, links and routes in their canonical order, with all names checked."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from netsim.files.documents import Document, KeyPath, Problem, validate
+from netsim.files.errors import InputError, unknown_name
+from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
+from netsim.topology.protocol import Protocol
+from netsim.topology.schema import MAX_HOSTS, TopologyFile
+from netsim.topology.weather_file import read_weather
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from netsim.topology.schema import LinkEntry, RouteEntry
+    from netsim.topology.weather import Weather
+
+__all__ = ["MAX_ROUTES", "Parts", "likely_names", "read_parts"]
+
+MAX_ROUTES = 250_000  # explicit ones, host to host
+_MANY_NAMES = 40  # more are not listed in an error, only the likeliest
+_MANY_PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a topology consists of, in canonical order: natural name order of hosts, routers, regions and links."""
+
+    file: TopologyFile
+    hosts: tuple[Host, ...]
+    routers: tuple[str, ...]
+    regions: tuple[str, ...]
+    links: tuple[Link, ...]
+    routes: Mapping[tuple[int, int], tuple[int, ...]]  # explicit ones: host indices -> link indices
+    weather: Weather
+
+
+@dataclass(frozen=True)
+class _Pipe:
+    """Two links, one each way, as one entry of the file has them."""
+
+    source: str
+    target: str
+    up: float
+    down: float
+    quality: tuple[float, float, int | None]  # latency in seconds, loss, packets that the queue holds
+
+
+@dataclass
+class _Nodes:
+    """Everything with a name, and where in the file it got it."""
+
+    hosts: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)  # -> region, device
+    routers: dict[str, None] = field(default_factory=dict)
+    paths: dict[str, KeyPath] = field(default_factory=dict)
+
+
+def read_parts(document: Document, folder: Path) -> Parts:
+    """Check a document and put its parts in order; files it names are looked for in `folder`.
+
+    Raises InputError that tells every mistake by line and key.
+    """
+    return _Builder(document).parts(folder)
+
+
+class _Builder:
+    """The checks in the order in which one can rely on the one before."""
+
+    def __init__(self, document: Document) -> None:
+        if document.data is None:
+            raise document.error((), "is empty: expected a topology with hosts or regions, and links")
+        self.document = document
+        self.file = validate(TopologyFile, document)
+        self.problems: list[Problem] = []
+
+    def parts(self, folder: Path) -> Parts:
+        nodes = self._nodes()
+        pipes = self._pipes(nodes)
+        self._raise_problems()
+        names = sorted(nodes.paths, key=natural_key)
+        rank = {name: position for position, name in enumerate(names)}
+        links = _links(pipes, rank)
+        hosts = tuple(
+            Host(name, index, *nodes.hosts[name])
+            for index, name in enumerate(name for name in names if name in nodes.hosts)
+        )
+        graph = ShortestRoutes(
+            len(names), [(rank[link.source], rank[link.target], link.latency_seconds) for link in links]
+        )
+        self._check_reachable(graph, hosts, nodes, rank)
+        routes = self._routes(graph, hosts, nodes, rank)
+        self._check_protocol()
+        weather = read_weather(self.file, hosts, links, folder, self._problem)
+        self._raise_problems()
+        regions = {host.region for host in hosts if host.region is not None}
+        return Parts(
+            self.file,
+            hosts,
+            tuple(name for name in names if name in nodes.routers),
+            tuple(sorted(regions, key=natural_key)),
+            links,
+            routes,
+            weather,
+        )
+
+    def _problem(self, path: KeyPath, message: str | InputError) -> None:
+        self.problems.append(Problem(path, str(message), isinstance(message, TypeError)))
+
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise self.document.errors(self.problems)
+
+    def _nodes(self) -> _Nodes:
+        nodes = _Nodes()
+        for name, entry in self.file.hosts.items():
+            if self._is_new(nodes, name, ("hosts", name)):
+                nodes.hosts[name] = (entry.region, entry.device)
+        for position, name in enumerate(self.file.routers):
+            if self._is_new(nodes, name, ("routers", position)):
+                nodes.routers[name] = None
+        for region, area in self.file.regions.items():
+            path = ("regions", region)
+            if len(nodes.hosts) + area.hosts > MAX_HOSTS:
+                raise self.document.error((*path, "hosts"), f"expected at most {MAX_HOSTS:,} hosts in all")
+            if self._is_new(nodes, region, path):
+                nodes.routers[region] = None
+            for number in range(area.hosts):
+                name = f"{region}.{number}"
+                if self._is_new(nodes, name, path):
+                    nodes.hosts[name] = (region, area.device)
+        if not nodes.hosts:
+            raise self.document.error((), "has no hosts: add 'hosts' or 'regions'")
+        if len(nodes.hosts) > MAX_HOSTS:
+            raise self.document.error(("hosts",), f"expected at most {MAX_HOSTS:,} hosts in all")
+        return nodes
+
+    def _is_new(self, nodes: _Nodes, name: str, path: KeyPath) -> bool:
+        first = nodes.paths.setdefault(name, path)
+        if first is path:
+            return True
+        line = self.document.line_of(first)
+        place = f"in '{first[0]}'" if line is None else f"in '{first[0]}' on line {line}"
+        self._problem(path, f"duplicate name '{name}' (first {place}): rename one")
+        return False
+
+    def _pipes(self, nodes: _Nodes) -> list[_Pipe]:
+        pipes: list[_Pipe] = []
+        seen: dict[tuple[str, str], KeyPath] = {}
+        for region, area in self.file.regions.items():
+            for number in range(area.hosts):
+                pipes.append(_Pipe(f"{region}.{number}", region, *area.rates, area.quality))
+                seen[f"{region}.{number}", region] = ("regions", region)
+        for key, entries, known, what in (
+            ("links", self.file.links, nodes.paths.keys(), "host or router"),
+            ("wan", self.file.wan, self.file.regions.keys(), "region"),
+        ):
+            for position, entry in enumerate(entries):
+                pipe = self._pipe(entry, (key, position), known, what, seen)
+                if pipe is not None:
+                    pipes.append(pipe)
+        return pipes
+
+    def _pipe(
+        self,
+        entry: LinkEntry,
+        path: KeyPath,
+        known: Collection[str],
+        what: str,
+        seen: dict[tuple[str, str], KeyPath],
+    ) -> _Pipe | None:
+        one, other = entry.between
+        ends_path = (*path, "between")
+        if not self._are_known(what, {ends_path: (one, other)}, known):
+            return None
+        if one == other:
+            self._problem(ends_path, f"links '{one}' to itself: name two different ends")
+            return None
+        first = seen.get((one, other)) or seen.get((other, one))
+        if first is not None:
+            line = self.document.line_of(first)
+            place = "already" if line is None else f"on line {line}"
+            self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
+            return None
+        seen[one, other] = path
+        return _Pipe(one, other, *entry.rates, entry.quality)
+
+    def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
+        """Whether all names given (at their key paths) are known; the others become problems."""
+        unknown = [(path, name) for path, names in given.items() for name in names if name not in known]
+        for path, name in unknown:
+            if len(self.problems) < _MANY_PROBLEMS:
+                self._problem(path, unknown_name(what, name, likely_names(name, known)))
+            else:  # looking for what was meant takes long among many names
+                self._problem(path, f"unknown {what} '{name}'")
+        return not unknown
+
+    def _check_reachable(
+        self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
+    ) -> None:
+        first = hosts[0].name
+        reached = graph.reachable(rank[first])
+        told: set[KeyPath] = set()  # one line for all hosts of a region
+        for host in hosts:
+            path = nodes.paths[host.name]
+            if not reached[rank[host.name]] and path not in told:
+                told.add(path)
+                self._problem(path, f"host '{host.name}' cannot reach '{first}': add a link between them")
+
+    def _check_protocol(self) -> None:
+        try:
+            Protocol.parse(self.file.protocol)
+        except InputError as error:
+            self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
+
+    def _routes(
+        self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
+    ) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Every explicit route, host to host. One that names a host goes before one that names its region."""
+        groups: dict[str, list[Host]] = {}
+        for host in hosts:
+            groups.setdefault(host.name, []).append(host)
+            if host.region in self.file.regions:
+                groups.setdefault(host.region, []).append(host)
+        found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # -> hosts named, links
+        for position, entry in enumerate(self.file.routes):
+            path = ("routes", position)
+            ends: dict[KeyPath, Sequence[str]] = {
+                (*path, "from"): (entry.source,),
+                (*path, "to"): (entry.target,),
+            }
+            stops: dict[KeyPath, Sequence[str]] = {(*path, "through"): entry.through}
+            if not self._are_known("host or region", ends, groups):
+                continue
+            if not self._are_known("host or router", stops, nodes.paths.keys()):
+                continue
+            sources, targets = groups[entry.source], groups[entry.target]
+            if len(found) + len(sources) * len(targets) > MAX_ROUTES:
+                raise self.document.error(
+                    path, f"expected at most {MAX_ROUTES:,} routes between hosts in all"
+                )
+            rival = self._add_routes(graph, entry, sources, targets, rank, found, path)
+            if rival is not None:
+                message = f"a second route from '{rival[0]}' to '{rival[1]}': remove one"
+                self._problem(path, message)
+        return {ends: found[ends][1] for ends in sorted(found)}
+
+    def _add_routes(
+        self,
+        graph: ShortestRoutes,
+        entry: RouteEntry,
+        sources: Sequence[Host],
+        targets: Sequence[Host],
+        rank: Mapping[str, int],
+        found: dict[tuple[int, int], tuple[int, tuple[int, ...]]],
+        path: KeyPath,
+    ) -> tuple[str, str] | None:
+        """Add one entry's routes to `found`; returns the ends of one that is there already."""
+        weight = (entry.source == sources[0].name) + (entry.target == targets[0].name)
+        for source, target in itertools.product(sources, targets):
+            known = found.get((source.index, target.index))
+            if known is not None and known[0] == weight:
+                return source.name, target.name
+            if known is not None and known[0] > weight:
+                continue
+            links = self._walk(graph, [source.name, *entry.through, target.name], rank, path)
+            if links is None:
+                return None
+            found[source.index, target.index] = (weight, links)
+        return None
+
+    def _walk(
+        self, graph: ShortestRoutes, stops: Sequence[str], rank: Mapping[str, int], path: KeyPath
+    ) -> tuple[int, ...] | None:
+        if len(set(stops)) < len(stops):
+            self._problem(
+                path, f"visits '{_repeated(stops)}' twice: name the way between two ends, each stop once"
+            )
+            return None
+        links = []
+        for here, there in itertools.pairwise(stops):
+            link = graph.link(rank[here], rank[there])
+            if link is None:
+                self._problem(
+                    path, f"no link between '{here}' and '{there}': add one, or name the stops between"
+                )
+                return None
+            links.append(link)
+        return tuple(links)
+
+
+def _repeated(names: Sequence[str]) -> str:
+    return next(name for position, name in enumerate(names) if name in names[:position])
+
+
+def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
+    ways: list[tuple[int, int, Any]] = []
+    for pipe in pipes:
+        one, other = rank[pipe.source], rank[pipe.target]
+        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *pipe.quality)))
+        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *pipe.quality)))
+    ways.sort()  # no two have the same ends
+    return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
+
+
+def likely_names(name: str, known: Collection[str]) -> Collection[str]:
+    """Those of the known names that an error about `name` should list: all, or of many the likeliest."""
+    if len(known) <= _MANY_NAMES:
+        return known
+    return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]

@@ -1,0 +1,209 @@
+"""Networks: hosts, routers, directed links, regions, and the routes that traffic takes.
+
+    topology = Topology.load("wan-4-regions")        # one that ships, or the path of a YAML file
+    topology.route(0, 5)                             # indices into topology.links
+
+`netsim show` prints a topology, `netsim validate` checks one, `netsim validate --json-schema` tells the format.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netsim.files.documents import Document, load_document
+from netsim.files.errors import InputError, unknown_name
+from netsim.topology.file import likely_names, read_parts
+from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
+from netsim.topology.mapping import plain_form
+from netsim.topology.placement import spread
+from netsim.topology.weather import Weather
+
+__all__ = ["Host", "Link", "Topology", "shipped_topologies"]
+
+_FloatArray = npt.NDArray[np.float64]
+
+
+def shipped_topologies() -> dict[str, Path]:
+    """The topologies that ship with NetGym: name -> file."""
+    folder = Path(str(resources.files("topologies")))
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A network, immutable. Equal files give equal topologies, whatever the order of their keys and entries.
+
+    Attributes:
+        name, source: what it is called, and where its figures come from.
+        hosts: in natural name order; `hosts[i].index == i`.
+        routers: names of what forwards and holds no worker, in natural order.
+        links: one direction each, by natural order of (source, target); `links[i].index == i`.
+        regions: names, in natural order.
+        protocol: as the file has it: a preset's name, a mapping, or None. `netsim.topology.protocol` judges it.
+        explicit_routes: (host, host) -> links, for the routes that the file gives.
+        weather: what changes while it runs.
+    """
+
+    name: str
+    source: str
+    hosts: tuple[Host, ...]
+    routers: tuple[str, ...]
+    links: tuple[Link, ...]
+    regions: tuple[str, ...]
+    protocol: str | Mapping[str, Any] | None = None
+    explicit_routes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, repr=False)
+    weather: Weather = field(default_factory=Weather, repr=False)
+
+    @classmethod
+    def load(cls, path_or_name: str | Path) -> Topology:
+        """Read a YAML file, or the shipped topology of that name.
+
+        Raises InputError (a ValueError) that tells every mistake by file, line and key.
+        """
+        path = _find(path_or_name)
+        return cls._from_document(load_document(path), path.stem, path.parent)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], where: str = "<mapping>") -> Topology:
+        """A topology from plain data of the same form as the file; `where` names it in errors."""
+        data = copy.deepcopy(dict(mapping)) if isinstance(mapping, Mapping) else mapping
+        return cls._from_document(Document(where, data), "topology", Path())
+
+    @classmethod
+    def _from_document(cls, document: Document, name: str, folder: Path) -> Topology:
+        parts = read_parts(document, folder)
+        return cls(
+            name=parts.file.name or name,
+            source=parts.file.source,
+            hosts=parts.hosts,
+            routers=parts.routers,
+            links=parts.links,
+            regions=parts.regions,
+            protocol=parts.file.protocol,
+            explicit_routes=parts.routes,
+            weather=parts.weather,
+        )
+
+    def host_index(self, name: str) -> int:
+        """The index of a host; raises UnknownNameError."""
+        index = self._host_indices.get(name)
+        if index is None:
+            raise unknown_name("host", str(name), likely_names(str(name), self._host_indices))
+        return index
+
+    def route(self, src: int, dst: int) -> tuple[int, ...]:
+        """The links from one host to another, in order; () within a host.
+
+        As the file gives it; otherwise of least latency, then fewest links, then least in natural name order.
+        """
+        known = self.explicit_routes.get((src, dst))
+        if known is not None:
+            return known
+        positions = self._host_positions
+        return self._graph.route(positions[src], positions[dst])
+
+    def route_latency_seconds(self, src: int, dst: int) -> float:
+        """One-way latency from one host to another: the sum over its route."""
+        links = self.links
+        return math.fsum([links[link].latency_seconds for link in self.route(src, dst)])
+
+    @cached_property
+    def bits_per_second(self) -> _FloatArray:
+        """Capacity of each link; read-only."""
+        return _frozen([link.bits_per_second for link in self.links])
+
+    @cached_property
+    def latency_seconds(self) -> _FloatArray:
+        """One-way latency of each link; read-only."""
+        return _frozen([link.latency_seconds for link in self.links])
+
+    @cached_property
+    def loss(self) -> _FloatArray:
+        """Share of packets that each link loses; read-only."""
+        return _frozen([link.loss for link in self.links])
+
+    def region_of(self, host: int) -> str:
+        """The region of a host; the host's own name where it is in none."""
+        machine = self.hosts[host]
+        return machine.region if machine.region is not None else machine.name
+
+    def place(self, num_workers: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
+        """The host of each worker: spread evenly over regions, or as named, one host a worker.
+
+        Raises InputError where the number of workers is not positive or the names do not match it.
+        """
+        if num_workers < 1:
+            raise InputError(f"num_workers={num_workers}: expected at least 1")
+        if placement is None:
+            return spread(num_workers, self._groups)
+        if isinstance(placement, str) or not isinstance(placement, Sequence):
+            raise InputError("placement: expected a list of host names, one a worker")
+        if len(placement) != num_workers:
+            raise InputError(
+                f"placement: expected {num_workers} host names, one a worker, got {len(placement)}"
+            )
+        return tuple(self.host_index(name) for name in placement)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
+        return plain_form(self)
+
+    @cached_property
+    def _host_indices(self) -> dict[str, int]:
+        return {host.name: host.index for host in self.hosts}
+
+    @cached_property
+    def _groups(self) -> list[list[int]]:
+        """Hosts by region, in natural order; a host without region is a group of its own."""
+        groups: dict[tuple[bool, str], list[int]] = {}
+        for host in self.hosts:
+            groups.setdefault((host.region is None, self.region_of(host.index)), []).append(host.index)
+        return [groups[key] for key in sorted(groups, key=lambda key: (natural_key(key[1]), key[0]))]
+
+    @cached_property
+    def _nodes(self) -> dict[str, int]:
+        names = sorted([*self._host_indices, *self.routers], key=natural_key)
+        return {name: position for position, name in enumerate(names)}
+
+    @cached_property
+    def _host_positions(self) -> list[int]:
+        return [self._nodes[host.name] for host in self.hosts]
+
+    @cached_property
+    def _graph(self) -> ShortestRoutes:
+        nodes = self._nodes
+        ways = [(nodes[link.source], nodes[link.target], link.latency_seconds) for link in self.links]
+        return ShortestRoutes(len(nodes), ways)
+
+
+def _find(path_or_name: str | Path) -> Path:
+    """The file that is meant: a shipped topology's name, or a path."""
+    path = Path(path_or_name)
+    shipped = shipped_topologies()
+    is_name = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
+    if is_name and path.name in shipped:
+        return shipped[path.name]
+    if path.exists():
+        return path
+    # `topologies/NAME.yaml` is where the repository has them; an installed package has them elsewhere.
+    if path.suffix == ".yaml" and str(path.parent) in (".", "topologies") and path.stem in shipped:
+        return shipped[path.stem]
+    if is_name:
+        raise unknown_name("topology or file", str(path_or_name), shipped)
+    raise InputError(f"{path}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}")
+
+
+def _frozen(values: Sequence[float]) -> _FloatArray:
+    array = np.array(values, dtype=np.float64)
+    array.setflags(write=False)
+    return array

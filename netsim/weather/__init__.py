@@ -1,0 +1,1 @@
+"""What changes on a network while it runs: faults, traces, drift, the traffic of others."""

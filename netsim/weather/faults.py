@@ -1,0 +1,387 @@
+"""Faults and weather: what changes on a network while it runs.
+
+    faults = Faults(network)                                       # what the topology's file says
+    faults.add(LinkEvent(at_seconds=3.0, links=(0,), is_up=False))   # and what one adds in Python
+
+Transfers in flight see a change at once. Over a dead link nothing moves: transfers wait, with what they have,
+until it is back; under TCP a connection that was cut for longer than its time-out then starts slowly. A host
+that crashes loses what is in flight from and to it; what is sent to or from it later waits for its return.
+Routes do not change.
+
+Events and rows of traces come to an end, drift and background traffic do not. Where nothing else is left to
+happen, nobody moves, and no event or row to come can bring a dead link back, the run has no hope: it ends at
+once with an error that names the link or host and who waits.
+
+All happens first in its instant. Drift draws from a stream of its own for each link, made from the seed and
+the names of the link's ends: the same weather whatever else goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+import simpy
+from simpy.events import EventPriority
+
+from netsim.files.errors import DeadlockError, InputError
+from netsim.fluid.channel import BackgroundConnection
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.fluid.outage import (
+    Waiting,
+    can_go_on,
+    dead_links,
+    drop_transfers,
+    end_transfer,
+    transfers_waiting,
+)
+from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
+from netsim.weather.conditions import Conditions, Quantity
+from netsim.weather.traffic import BackgroundTraffic, drift_factors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Iterator
+
+__all__ = ["Entry", "Faults"]
+
+Entry = LinkEvent | HostEvent | Trace | Background | Drift
+
+_FIRST = EventPriority(-1)  # in an instant, before SimPy's own events
+_MOST_NAMES = 8
+
+
+class _Step(NamedTuple):
+    """What an entry of the weather does next, and which links it may bring back to life."""
+
+    instant: float
+    act: Callable[[], None]
+    revives: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Crash:
+    """What keeps the links of a host down."""
+
+    host: int
+    number: int
+
+
+class Faults:
+    """Applies weather to a network as its clock goes on.
+
+    Args:
+        network: on which it acts.
+        weather: what happens; None: what the network's topology says.
+
+    Attributes:
+        on_stuck: called with a line that names the dead links or hosts when those who wait have no hope, or
+            their connection is given up; by default raises DeadlockError.
+        on_change: called at each instant at which something has happened.
+    """
+
+    def __init__(self, network: Network, weather: Weather | None = None) -> None:
+        self._network = network
+        self._conditions = Conditions(network)
+        self._steps: list[tuple[float, int, _Step, Iterator[_Step]]] = []
+        self._num_entries = 0
+        self._links_of_host: dict[int, tuple[int, ...]] = {}
+        self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
+        self._turn_at = math.inf
+        self.on_stuck: Callable[[str], None] = _give_up
+        self.on_change: Callable[[], None] = _nothing
+        network.on_give_up = self._give_up_transfer
+        given = network.topology.weather if weather is None else weather
+        entries: list[Entry] = [*given.link_events, *given.host_events, *given.traces]
+        for entry in [*entries, *given.background, *given.drift]:
+            self._plan(entry)
+        self._act()
+
+    def add(self, entry: Entry) -> None:
+        """Have one more thing happen; what is due at this instant does so before this returns.
+
+        What an entry would have done before now, it does now. Raises InputError for what makes no sense.
+        """
+        _check(entry, len(self._network.topology.links), len(self._network.topology.hosts))
+        self._plan(entry)
+        self._act()
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        """Let the clock go on until `is_over()`; calls `on_stuck` where that can never be."""
+        env = self._network.env
+        while not is_over():
+            if math.isinf(env.peek()):
+                self.on_stuck(self.blame())
+                return
+            env.step()
+
+    def blame(self) -> str:
+        """A line on what keeps transfers from ever moving again."""
+        network = self._network
+        waiting = transfers_waiting(network, _is_background)
+        dead = {link for each in waiting for link in each.links} or dead_links(network)
+        return self._told(dead) or "the network will never finish what is waited for"
+
+    def _told(self, dead: Collection[int]) -> str:
+        """Which hosts and links keep transfers or ranks waiting, and for how long."""
+        network, conditions = self._network, self._conditions
+        causes = {cause for link in dead for cause in conditions.causes(link)}
+        crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
+        crashed.update(+network.downtime.awaited)
+        told, at_crashed = defaultdict[str, list[str]](list), set[int]()
+        for host in sorted(crashed):
+            at_host, since = self._links_at(host), network.downtime.since(host)
+            at_crashed.update(at_host)
+            fate = f"crashed at {self._told_since(since, at_host)}"
+            told[fate].append(f"host {network.topology.hosts[host].name}")
+        for link in sorted(set(dead) - at_crashed):
+            ends, since = network.topology.links[link], conditions.dead_since(link)
+            told[f"went dead at {self._told_since(since, (link,))}"].append(
+                f"link {ends.source}->{ends.target}"
+            )
+        return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
+
+    def _told_since(self, since: float | None, dead: Collection[int]) -> str:
+        if not self.may_come_back(dead):
+            return f"{since:.10g} s and never comes back"
+        protocol = self._network.protocol
+        return f"{since:.10g} s and stayed so for longer than {protocol.name} waits ({protocol.give_up_seconds:g} s)"
+
+    def _give_up_transfer(self, waiting: Waiting) -> None:
+        """A connection is given up: others' traffic is lost, and for everybody else the run ends."""
+        if _is_background(waiting.connection):
+            end_transfer(self._network, waiting.number)
+        else:
+            self.on_stuck(self._told(waiting.links))
+
+    # -- the clock -------------------------------------------------------------------------------------------
+
+    def _plan(self, entry: Entry) -> None:
+        if isinstance(entry, Drift):
+            for link in entry.links:
+                self._push(self._take_number(), self._drift(entry, link))
+            return
+        number = self._take_number()
+        if isinstance(entry, LinkEvent):
+            self._push(number, self._link_event(entry, number))
+        elif isinstance(entry, HostEvent):
+            self._push(number, self._host_event(entry, number))
+        elif isinstance(entry, Trace):
+            self._push(number, self._trace(entry))
+        else:
+            self._push(number, self._background(entry, number))
+
+    def _take_number(self) -> int:
+        self._num_entries += 1
+        return self._num_entries
+
+    def _push(self, number: int, steps: Iterator[_Step]) -> None:
+        step = next(steps, None)
+        if step is not None:
+            heappush(self._steps, (step.instant, number, step, steps))
+
+    def _act(self) -> None:
+        """All that is due happens."""
+        now = self._network.env.now
+        has_acted = False
+        while self._steps and self._steps[0][0] <= now:
+            _, number, step, steps = heappop(self._steps)
+            step.act()
+            self._push(number, steps)
+            has_acted = True
+        if has_acted:
+            self.on_change()
+        if self._steps and self._steps[0][0] < self._turn_at:
+            self._call_at(self._steps[0][0])
+
+    def _call_at(self, instant: float) -> None:
+        env = self._network.env
+        self._turn_at = instant
+        if isinstance(env, Clock):
+            turn = env.at(instant, _FIRST)
+        else:
+            turn = simpy.Event(env)
+            turn._ok = True
+            turn._value = None
+            env.schedule(turn, _FIRST, max(instant - env.now, 0.0))
+        turn.callbacks.append(self._on_turn)
+
+    def _on_turn(self, event: simpy.Event) -> None:
+        if self._network.env.now < self._turn_at:
+            return  # an earlier one took its place
+        self._turn_at = math.inf
+        self._act()
+        if self._is_stuck():
+            self.on_stuck(self.blame())
+
+    # -- hope ------------------------------------------------------------------------------------------------
+
+    def _is_stuck(self) -> bool:
+        """Whether somebody waits for the network and nothing that is to come can help."""
+        network = self._network
+        dead, stand_still = dead_links(network), bool(+network.downtime.awaited)
+        # What is cheap to find out goes first: this is asked at every turn of the weather.
+        if not (dead or stand_still) or self.may_come_back(dead):
+            return False
+        if any(not _is_ours(event) for *_, event in network.env._queue) or can_go_on(network, _is_background):
+            return False
+        # Collectives that are kept off the network wait as well.
+        is_kept_off = network.before_change is not None
+        return stand_still or is_kept_off or bool(transfers_waiting(network, _is_background))
+
+    def may_come_back(self, dead: Collection[int]) -> bool:
+        """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
+        if any(self._conditions.is_adrift(link) for link in dead):
+            return True
+        return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
+
+    # -- what entries do -------------------------------------------------------------------------------------
+
+    def _link_event(self, event: LinkEvent, number: int) -> Iterator[_Step]:
+        conditions, links = self._conditions, event.links
+        concerned = frozenset(links)
+        if event.is_up is not None:
+            if event.is_up:
+                yield _Step(event.at_seconds, lambda: self._bring_up(links), concerned)
+                return
+            over = concerned if event.for_seconds is not None else frozenset()
+            yield _Step(event.at_seconds, lambda: conditions.put_down(links, number), over)
+            if event.for_seconds is not None:
+                end = event.at_seconds + event.for_seconds
+                yield _Step(end, lambda: conditions.lift(links, number), concerned)
+            return
+        values: dict[Quantity, float | None] = {
+            "bits_per_second": event.bits_per_second,
+            "latency_seconds": event.latency_seconds,
+            "loss": event.loss,
+        }
+        quantity, value = next((name, value) for name, value in values.items() if value is not None)
+        yield _Step(event.at_seconds, lambda: conditions.force(links, quantity, value, number), concerned)
+        if event.for_seconds is not None:
+            end = event.at_seconds + event.for_seconds
+            yield _Step(end, lambda: conditions.release(links, quantity, number), concerned)
+
+    def _bring_up(self, links: tuple[int, ...]) -> None:
+        """End whatever events keep links down; crashed hosts stay where they are."""
+        for link in links:
+            for cause in self._conditions.causes(link):
+                if not isinstance(cause, _Crash):
+                    self._conditions.lift((link,), cause)
+
+    def _host_event(self, event: HostEvent, number: int) -> Iterator[_Step]:
+        links = self._links_at(event.host)
+        if event.is_up:
+            yield _Step(event.at_seconds, lambda: self._bring_back(event.host), frozenset(links))
+            return
+        crash = _Crash(event.host, number)
+        over = frozenset(links if event.for_seconds is not None else ())
+        yield _Step(event.at_seconds, lambda: self._crash(crash), over)
+        if event.for_seconds is not None:
+            end = event.at_seconds + event.for_seconds
+            yield _Step(end, lambda: self._end_crash(crash), frozenset(links))
+
+    def _crash(self, crash: _Crash) -> None:
+        self._crashes[crash.host].add(crash)
+        self._conditions.put_down(self._links_at(crash.host), crash)
+        drop_transfers(self._network, crash.host)
+        self._network.downtime.begin(crash.host)
+
+    def _end_crash(self, crash: _Crash) -> None:
+        causes = self._crashes[crash.host]
+        causes.discard(crash)
+        self._conditions.lift(self._links_at(crash.host), crash)
+        if not causes:
+            self._network.downtime.end(crash.host)
+
+    def _bring_back(self, host: int) -> None:
+        for crash in list(self._crashes[host]):
+            self._end_crash(crash)
+
+    def _links_at(self, host: int) -> tuple[int, ...]:
+        """The links that begin or end at a host."""
+        if host not in self._links_of_host:
+            topology = self._network.topology
+            name = topology.hosts[host].name
+            self._links_of_host[host] = tuple(
+                link.index for link in topology.links if name in (link.source, link.target)
+            )
+        return self._links_of_host[host]
+
+    def _trace(self, trace: Trace) -> Iterator[_Step]:
+        conditions, concerned = self._conditions, frozenset(trace.links)
+        for instant, value in zip(trace.times_seconds, trace.values, strict=True):
+            yield _Step(
+                instant,
+                lambda value=value: conditions.trace(trace.links, trace.quantity, value),  # type: ignore[misc]
+                concerned,
+            )
+
+    def _background(self, entry: Background, number: int) -> Iterator[_Step]:
+        traffic = BackgroundTraffic(self._network, entry, number)
+        stop = math.inf if entry.stop_seconds is None else entry.stop_seconds
+        if entry.every_seconds is None:
+            yield _Step(entry.start_seconds, traffic.send)
+            if stop < math.inf:
+                yield _Step(stop, traffic.stop)
+            return
+        count = 0
+        while (instant := entry.start_seconds + count * entry.every_seconds) < stop:
+            yield _Step(instant, traffic.send)
+            count += 1
+
+    def _drift(self, drift: Drift, link: int) -> Iterator[_Step]:
+        ends = self._network.topology.links[link]
+        for instant, factor in drift_factors(drift, f"{ends.source}->{ends.target}"):
+            yield _Step(instant, lambda factor=factor: self._conditions.drift(link, factor))  # type: ignore[misc]
+
+
+def _check(entry: Entry, num_links: int, num_hosts: int) -> None:
+    """Refuse what a topology file could not have said either."""
+    links = getattr(entry, "links", ())
+    hosts = [getattr(entry, name) for name in ("host", "source", "target") if hasattr(entry, name)]
+    problem = None
+    if wrong := [link for link in links if not 0 <= link < num_links]:
+        problem = f"there is no link {wrong[0]}"
+    elif wrong := [host for host in hosts if not 0 <= host < num_hosts]:
+        problem = f"there is no host {wrong[0]}"
+    elif not 0 <= getattr(entry, "at_seconds", 0.0) < math.inf:
+        problem = "at_seconds must be finite and not negative"
+    elif isinstance(entry, LinkEvent):
+        settings = (entry.is_up, entry.bits_per_second, entry.latency_seconds, entry.loss)
+        if sum(value is not None for value in settings) != 1:
+            problem = "give exactly one of is_up, bits_per_second, latency_seconds and loss"
+    elif isinstance(entry, Background):
+        if entry.source == entry.target:
+            problem = "it leads from a host to itself"
+        elif (entry.bits_per_second is None) == (entry.num_bytes is None or entry.every_seconds is None):
+            problem = "give either bits_per_second, or num_bytes and every_seconds"
+    elif isinstance(entry, Drift) and not entry.every_seconds > 0:
+        problem = "every_seconds must be above zero"
+    if problem is not None:
+        raise InputError(f"{entry}: {problem}")
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+def _give_up(reason: str) -> None:
+    raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
+
+
+def _is_background(connection: Hashable) -> bool:
+    return isinstance(connection, BackgroundConnection)
+
+
+def _is_ours(event: simpy.Event) -> bool:
+    """Whether an event on the clock is a turn of a network or of its weather, which help nobody by themselves."""
+    owners = [getattr(callback, "__self__", None) for callback in event.callbacks or ()]
+    return all(isinstance(owner, Network | Faults) for owner in owners)
