@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import DiLoCoOptimizer, Trainer
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, StepContext, Strategy
 from netsim.files.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -378,16 +378,17 @@ def test_a_strategy_under_a_scaler_skips_alike_too() -> None:
 
     def body(comm: Communicator) -> tuple[float, Tensor]:
         strategy, replica = AllReduceStrategy(ADAMW, sharding="FULL_SHARD"), copy.deepcopy(model)
-        strategy.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         strategy.setup(replica, comm, 2, SEED)
         for number, step in enumerate(batches):
+            strategy.begin_step(StepContext(scaler=scaler))
             strategy.zero_grad()
             strategy.before_backward(last_micro_batch=False)  # nothing leaves before `step`
-            strategy.scaler.scale(replica(step[comm.rank])).backward()
+            scaler.scale(replica(step[comm.rank])).backward()
             if number == 0 and comm.rank == 1:
                 replica.scale.grad.fill_(torch.inf)  # one value, which one of the two holds
             strategy.step()
-        return strategy.scaler.get_scale(), reference.vector(replica)
+        return scaler.get_scale(), reference.vector(replica)
 
     (one, first), (two, second) = run_ranks(body, 2).results
     assert one == two == 4.0

@@ -29,6 +29,7 @@ from exogym_core.strategy import (
     build_strategy,
     ensure_optim_spec,
 )
+from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.options.arguments import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.errors import InputError, UnknownNameError
@@ -427,7 +428,7 @@ def test_uneven_batches_are_weighted_by_samples(make: Any) -> None:
             strategy, replica = make(), copy.deepcopy(model)
             strategy.setup(replica, comm, 1, 0)
             own = samples[:cut] if comm.rank == 0 else samples[cut:]
-            strategy.sample_weight = len(own) / 2
+            strategy.begin_step(StepContext(weight=len(own) / 2, samples=len(own)))
             strategy.before_backward(last_micro_batch=True)
             replica(own).pow(2).mean().backward()
             strategy.step()
@@ -463,15 +464,16 @@ def test_overflow_under_a_scaler_skips_the_update_everywhere_alike(name: str) ->
     def body(comm: Communicator) -> tuple[Tensor, float]:
         replica = copy.deepcopy(model)
         strategy = build_strategy(name, optim_spec="sgd", lr=0.1, max_norm=1.0, lr_scheduler="lambda_cosine")
-        strategy.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
         strategy.setup(replica, comm, 3, 0)
         for number, step in enumerate(batches):
+            strategy.begin_step(StepContext(scaler=scaler))
             strategy.zero_grad()
             strategy.before_backward(last_micro_batch=True)
             factor = float("inf") if number == 0 and comm.rank == 1 else 1.0
-            (strategy.scaler.scale(replica(step[comm.rank])) * factor).backward()
+            (scaler.scale(replica(step[comm.rank])) * factor).backward()
             strategy.step()
-        return reference.vector(replica), strategy.scaler.get_scale()
+        return reference.vector(replica), scaler.get_scale()
 
     (first, first_scale), (second, second_scale) = run_ranks(body, 2).results
     assert bool(first.isfinite().all() and second.isfinite().all())

@@ -5,6 +5,7 @@ from typing import Any
 from exogym_core.strategy.all_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
+from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
@@ -39,6 +40,7 @@ __all__ = [
     "ShuffledSequentialIndexSelector",
     "SimpleReduceStrategy",
     "SparseCommunicator",
+    "StepContext",
     "Strategy",
     "build_strategy",
     "ensure_optim_spec",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.options.arguments import number, one_argument, refuse_unknown, told_arguments
 from exogym_core.strategy.options.lr_schedule import (
     LRSchedulerLike,
@@ -35,10 +36,11 @@ __all__ = ["Strategy"]
 class Strategy:
     """Base of all strategies; by itself it does nothing at a step but count it.
 
-    The node calls, once per rank, `setup`; then for each step `zero_grad`, `before_backward` before each
-    backward pass, and `step` after the last one. A strategy of one's own overrides `step`, uses
-    `self.model`, `self.optim` and `self.comm`, and calls `super().step()` last. It may also override
-    `_init_node(model, rank, num_nodes)` to prepare what it needs; `self.comm` and `self.seed` are there.
+    The loop calls, once per rank, `setup`; then for each step `begin_step` and `zero_grad`, `before_backward`
+    before each backward pass, and `step` after the last one; at the end `finish`. A strategy of one's own
+    overrides `step`, uses `self.model`, `self.optim` and `self.comm`, and calls `super().step()` last. It may
+    also override `_init_node(model, rank, num_nodes)` to prepare what it needs; `self.comm` and `self.seed` are
+    there. Where its ranks' models differ, it says by `judged` and `judged_state` which one could be shipped.
 
     Before `setup` a strategy is only its options: it can be copied, and each rank gets its own copy.
 
@@ -59,20 +61,21 @@ class Strategy:
     Attributes:
         overlaps_backward: the strategy communicates during the last backward pass.
         leaves_behind: `present_ranks` may be fewer than all.
-        sample_weight: samples of this rank in this step over the mean of all ranks'. Whoever runs the loop
-            sets it before the backward pass where batches are uneven; strategies that average gradients
-            weigh this rank's with it.
+        context: the step under way.
+        judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal), "outer"
+            (parameters that rounds lead to), "local", "server", or "own" (every rank's own; the mean of their
+            losses).
         coding: what the work of codecs costs in virtual time; None, as here, where it is free. Whoever runs the
             loop sets it before `setup`.
         gradients: averages gradients over ranks; None, as here, where they stay apart.
         local_step: number of steps done.
-        scaler: a GradScaler if gradients are scaled; set before the first step.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
     """
 
     overlaps_backward: bool = False
     leaves_behind: bool = False
+    judged: str = "replica"
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
 
     model: nn.Module
@@ -123,10 +126,9 @@ class Strategy:
         self.lr_scheduler = lr_scheduler and resolve_scheduler(lr_scheduler, self.lr_scheduler_kwargs)
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
-        self.scaler: torch.amp.GradScaler | None = None
+        self.context = StepContext()
         self.coding: Coding | None = None
         self.gradients: GradientAverager | None = None
-        self.sample_weight = 1.0
         self.max_steps = 1
         self.seed = 0
         self.local_step = 0
@@ -149,8 +151,13 @@ class Strategy:
         if self.scheduler is None:
             self._setup_scheduler()
 
+    def begin_step(self, context: StepContext) -> None:
+        """Told what the step that begins is like."""
+        self.context = context
+
     def before_backward(self, last_micro_batch: bool) -> None:
         """Told before each backward pass whether it completes the step's gradient: averages may begin then."""
+        self.context.last_micro_batch = last_micro_batch
         if self.gradients is not None:
             self.gradients.listen(last_micro_batch, self.sample_weight)
 
@@ -184,6 +191,36 @@ class Strategy:
         """The ranks whose models are looked at together: all, unless some have been left behind."""
         return range(self.num_nodes)
 
+    def finish(self) -> None:
+        """After the last step, on the clock: apply what is still in flight."""
+
+    @property
+    def sample_weight(self) -> float:
+        """The weight of this rank's samples in the step under way."""
+        return self.context.weight
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What the step's gradients are scaled with, if they are."""
+        return self.context.scaler
+
+    # --- what could be shipped -----------------------------------------------------------------------------
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """The parameters, by name, of the model that could be shipped now; None: those of this rank's replica.
+
+        A model that the ranks of a site hold in parts is told in parts: the key `weight[8:16]` names these of
+        the flat values of `weight`.
+        """
+        return None
+
+    @property
+    def judged_version(self) -> int:
+        """Rises when a new judged model comes to exist; 0 is the initial model."""
+        return self.local_step
+
+    # --- and what else the loop needs ----------------------------------------------------------------------
+
     def zero_grad(self) -> None:
         """Forget the last step's gradient."""
         self.optim.zero_grad()
@@ -214,7 +251,6 @@ class Strategy:
             "local_step": self.local_step,
             "optim": self.optim.state_dict(),
             "scheduler": self.scheduler and self.scheduler.state_dict(),
-            "scaler": self.scaler and self.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,8 +260,6 @@ class Strategy:
         self.optim.load_state_dict(state["optim"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
 
     # --- for subclasses ------------------------------------------------------------------------------------
 
@@ -245,6 +279,10 @@ class Strategy:
     def trainable(self) -> list[Tensor]:
         """The model's parameters that take gradients, in the model's order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def named_trainable(self) -> list[tuple[str, Tensor]]:
+        """Those with their names."""
+        return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
 
     def charged(self, codec: Codec | None) -> Codec | None:
         """`codec`, at what its work costs in this run."""

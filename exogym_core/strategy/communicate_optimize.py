@@ -11,7 +11,7 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from exogym_core.communicator.base import Communicator
 
@@ -22,8 +22,13 @@ class CommunicationModule(ABC):
     """One way of bringing replicas together, called after each local update.
 
     `self.comm`, `self.seed` (alike on all ranks) and `self.strategy` are set before `_init_node`.
+
+    Attributes:
+        judged: what could be shipped where this is the last module that knows, as for `Strategy`; None where it
+            does not.
     """
 
+    judged: str | None = None
     comm: Communicator
     seed: int
     strategy: Strategy
@@ -34,6 +39,15 @@ class CommunicationModule(ABC):
     @abstractmethod
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """Exchange what is due after the 0-based `local_step`, changing `model`'s parameters in place."""
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """As for `Strategy`, of a module that says what is judged."""
+        return None
+
+    @property
+    def judged_version(self) -> int:
+        """As for `Strategy`."""
+        return self.strategy.local_step
 
     def state_dict(self) -> dict[str, Any]:
         """What the module keeps between steps."""
@@ -64,6 +78,9 @@ class CommunicateOptimizeStrategy(Strategy):
         if isinstance(communication_modules, CommunicationModule):
             raise InputError(f"{type(self).__name__}: communication_modules must be a list of modules")
         self.communication_modules = list(communication_modules)
+        knowing = [module for module in self.communication_modules if module.judged is not None]
+        self._judged_by = knowing[-1] if knowing else None
+        self.judged = "replica" if self._judged_by is None else str(self._judged_by.judged)
 
     def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
         """Set up the optimizer, then the modules."""
@@ -82,6 +99,15 @@ class CommunicateOptimizeStrategy(Strategy):
     def _communicate(self) -> None:
         for module in self.communication_modules:
             module.communicate(self.model, self.rank, self.num_nodes, self.local_step)
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """What the last module that knows says."""
+        return super().judged_state() if self._judged_by is None else self._judged_by.judged_state()
+
+    @property
+    def judged_version(self) -> int:
+        """Likewise."""
+        return super().judged_version if self._judged_by is None else self._judged_by.judged_version
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state and its modules'."""

@@ -52,6 +52,7 @@ class DiLoCoCommunicator(CommunicationModule):
         held: the parameters that this rank does it for, likewise; by default all.
     """
 
+    judged = "outer"
     outer: OuterStep
 
     def __init__(
@@ -83,12 +84,15 @@ class DiLoCoCommunicator(CommunicationModule):
         self.peers: Peers | None = None
         self.workers: Workers | None = None
         self.held: Sequence[Tensor] | None = None
+        self._num_rounds = 0
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         where = type(self.strategy).__name__
         if self.workers is None:
             self.workers = Workers.of(self.comm, self.ranks_per_worker, where)
         held = self.strategy.trainable if self.held is None else self.held
+        self._held = held
+        self._num_rounds = 0
         averaging = self.averaging.charged(self.strategy)
         self.outer = OuterStep(held, self.outer_optim_spec, averaging)
         self.peers = Peers.of(self.comm, self.patience, self.ranks_per_worker, where)
@@ -99,17 +103,36 @@ class DiLoCoCommunicator(CommunicationModule):
             return
         if self.peers is None:
             self.outer.round(self.workers)
+            self._num_rounds += 1
         else:
             self.peers.round(self.outer)
 
+    def judged_state(self) -> dict[str, Tensor]:
+        """The outer parameters; of a shard the parts that this rank holds."""
+        state = {}
+        for (name, parameter), held in zip(self.strategy.named_trainable(), self._held, strict=True):
+            value = self.outer.theta(held)
+            if value.shape == parameter.shape:
+                state[name] = value
+            elif value.numel():
+                first = held.storage_offset() - parameter.storage_offset()
+                state[f"{name}[{first}:{first + value.numel()}]"] = value
+        return state
+
+    @property
+    def judged_version(self) -> int:
+        """Rounds that have ended."""
+        return self._num_rounds if self.peers is None else self.peers.number
+
     def state_dict(self) -> dict[str, Any]:
         """The outer step's state."""
-        state = self.outer.state_dict()
+        state = {**self.outer.state_dict(), "num_rounds": self._num_rounds}
         return state if self.peers is None else {**state, "peers": self.peers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         self.outer.load_state_dict(state)
+        self._num_rounds = state["num_rounds"]
         if self.peers is not None:
             self.peers.load_state_dict(state["peers"])
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.options.arguments import one_argument, positive_int
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.generators import shared_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy"]
 
@@ -21,7 +24,11 @@ class AveragingCommunicator(CommunicationModule):
 
     Each round cuts a permutation of the ranks, drawn from the shared seed, into islands of `island_size`
     (the last may be smaller). Only an island's members exchange anything.
+
+    Judged is what the last round made of the parameters (of this rank's island); before it the initial ones.
     """
+
+    judged = "outer"
 
     def __init__(
         self,
@@ -38,6 +45,17 @@ class AveragingCommunicator(CommunicationModule):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         self.averaging = self.averaging.charged(self.strategy)
+        self._num_rounds = 0
+        self._result = {name: value.detach().clone() for name, value in self.strategy.named_trainable()}
+
+    def judged_state(self) -> dict[str, Tensor]:
+        """The parameters that the last round made."""
+        return self._result
+
+    @property
+    def judged_version(self) -> int:
+        """Rounds that have ended."""
+        return self._num_rounds
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """Average if a round ends with this step."""
@@ -48,6 +66,19 @@ class AveragingCommunicator(CommunicationModule):
         comm = self.comm if len(members) == num_nodes else self.comm.group(members, reuse=True)
         if comm.world_size > 1:
             self.averaging.tensors(comm, self.strategy.trainable)
+        self._num_rounds += 1
+        for name, value in self.strategy.named_trainable():
+            self._result[name].copy_(value.detach())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the last round made, and how many have ended."""
+        return {"num_rounds": self._num_rounds, "result": list(self._result.values())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self._num_rounds = state["num_rounds"]
+        for value, saved in zip(self._result.values(), state["result"], strict=True):
+            value.copy_(saved)
 
     def island(self, rank: int, num_nodes: int, round_number: int) -> list[int]:
         """The ranks that `rank` averages with in the 0-based round, itself included, sorted."""

@@ -25,6 +25,8 @@ class SparseCommunicator(CommunicationModule):
     choice comes from the shared seed, so neither indices nor a mask travel.
     """
 
+    judged = "own"
+
     def __init__(self, index_selector: IndexSelector, interval: int = 1) -> None:
         self.index_selector = index_selector
         self.interval = positive_int(type(self).__name__, "interval", interval)

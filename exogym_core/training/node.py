@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from exogym_core.checkpoints.checkpoint import RankCheckpoints
 from exogym_core.checkpoints.rank_state import random_streams, restore_random_streams
 from exogym_core.data.batches import move_batch
+from exogym_core.strategy.context import StepContext
 from exogym_core.training.evaluation import Evaluation, FlatState, autocast_to, correlation_of
 from exogym_core.training.trial import as_loss
 
@@ -142,6 +143,7 @@ class TrainNode:
         self.checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.local_step = 0
+        self.scaler: torch.amp.GradScaler | None = None
         self._flat = FlatState(model)
         may_judge = comm.rank == comm.world_size - 1 or strategy.leaves_behind
         self._mean = copy.deepcopy(model) if may_judge and comm.world_size > 1 else model
@@ -193,8 +195,8 @@ class TrainNode:
                 self._flat.broadcast(self.comm)
         if self.strategy.overlaps_backward and self.durations is not None:
             self._backward_clock = _BackwardClock(self.model, self.comm)
-        if self.settings.autocast == "fp16" and self.strategy.scaler is None:
-            self.strategy.scaler = torch.amp.GradScaler(self.device.type)
+        if self.settings.autocast == "fp16":
+            self.scaler = torch.amp.GradScaler(self.device.type)
         self.strategy.setup(self.model, self.comm, self.settings.max_steps, self.settings.seed)
 
     def _is_due(self, interval: int | None) -> bool:
@@ -203,8 +205,9 @@ class TrainNode:
     def train_step(self, step: Step) -> None:
         """One step on one batch, marked with what it was like."""
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
+        weight = step.samples * self.comm.world_size / step.total_samples
+        strategy.begin_step(StepContext(weight, step.samples, self.scaler, last_micro_batch=False))
         strategy.zero_grad()
-        strategy.sample_weight = step.samples * self.comm.world_size / step.total_samples
         seconds = self._step_seconds(step)
         losses: list[tuple[Tensor, int]] = []
         last = len(step.micro_batches) - 1
@@ -252,7 +255,7 @@ class TrainNode:
 
     def _backward(self, loss: Tensor, seconds: float, last: bool) -> None:
         """Backward on the clock: spread over parameters where the strategy sends gradients meanwhile."""
-        clock, scaler = self._backward_clock, self.strategy.scaler
+        clock, scaler = self._backward_clock, self.scaler
         if scaler is not None:
             loss = scaler.scale(loss)
         if clock is not None and last:
@@ -327,6 +330,7 @@ class TrainNode:
 
     def finish(self) -> NodeOutcome:
         """The last evaluation, unless it has just been done, and the outcome."""
+        self.strategy.finish()
         present = self.strategy.present_ranks
         if self.settings.val_interval is not None and not self._is_due(self.settings.val_interval):
             self.evaluate()
@@ -346,6 +350,7 @@ class TrainNode:
             "local_step": self.local_step,
             "model": self.model.state_dict(),
             "strategy": self.strategy.state_dict(),
+            "scaler": self.scaler and self.scaler.state_dict(),
             "data": self.data.state_dict(),
         }
 
@@ -354,6 +359,8 @@ class TrainNode:
         self.local_step = state["local_step"]
         self.model.load_state_dict(state["model"])
         self.strategy.load_state_dict(state["strategy"])
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
         self.data.load_state_dict(state["data"])
 
     def save(self) -> None:

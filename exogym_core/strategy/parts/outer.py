@@ -43,6 +43,15 @@ class OuterStep:
             torch.zeros_like(flat) if rounds_off else None for flat in self.flats
         ]
         self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
+        self._anchor_of = {
+            id(parameter): anchor
+            for bucket, anchors in zip(self.buckets, self.anchors, strict=True)
+            for parameter, anchor in zip(bucket, anchors, strict=True)
+        }
+
+    def theta(self, parameter: Tensor) -> Tensor:
+        """The global values of one of `parameters`, a view."""
+        return self._anchor_of[id(parameter)].detach()
 
     @torch.no_grad()
     def round(self, workers: Workers | None) -> None:

@@ -1,0 +1,29 @@
+"""What a strategy is told about the step that begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["StepContext"]
+
+
+@dataclass(slots=True)
+class StepContext:
+    """A step as this rank does it; whoever runs the loop hands it to `Strategy.begin_step`.
+
+    Attributes:
+        weight: samples of this rank in this step over the mean of all ranks'. Strategies that average gradients
+            weigh this rank's with it.
+        samples: of this rank.
+        scaler: what gradients are scaled with, as they come from the backward pass; None where they are not.
+        last_micro_batch: whether the backward pass that is under way, or just over, completes the gradient.
+    """
+
+    weight: float = 1.0
+    samples: int = 0
+    scaler: torch.amp.GradScaler | None = None
+    last_micro_batch: bool = True
