@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,6 +74,12 @@ def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> No
     assert answers == dict.fromkeys(range(4), present(0, 1, 3))
     assert kernel.end_seconds == [2.0, 2.0, 2.0 + 2.0**-30, 2.0]
     assert kernel.exposed_seconds == [1.0, 0.0, 0.0, 2.0]
+
+
+def test_without_end_one_waits_for_all() -> None:
+    """An infinite time, to come in and to be through, is a time like others and no overflow."""
+    _, answers = play(arriving([2.0, 0.5, 1.0], math.inf))
+    assert answers == dict.fromkeys(range(3), present(0, 1, 2))
 
 
 def test_who_has_ended_does_not_come() -> None:

@@ -256,6 +256,27 @@ def test_dropped_bytes_are_counted_and_a_message_is_sent_once_more() -> None:
     assert network.link_bytes.sum() == pytest.approx(2 * 1.5 * MEGABYTE)
 
 
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
+@pytest.mark.parametrize("num_bytes", [0, MEGABYTE])
+def test_what_has_come_through_at_the_instant_of_a_crash_is_not_sent_again(
+    protocol: str, num_bytes: int
+) -> None:
+    """The last byte comes at the very instant: the message is there, its bytes are counted once, none is dropped."""
+    clock = Clock()
+    network = Network(clock, star(), protocol)
+    clock.run(network.transfer(A, B, num_bytes))
+    end = clock.now
+    clock = Clock()
+    network = Network(clock, star(), protocol)
+    Faults(network).add(HostEvent(end, B, is_up=False, for_seconds=4.98))
+    done = network.transfer(A, B, num_bytes)
+    network.send(A, B, MEGABYTE, lambda: None)  # right behind it: nothing of it has moved, and all is dropped
+    clock.run(done)
+    assert clock.now == end
+    assert network.dropped_bytes == MEGABYTE
+    assert network.link_bytes.max() == pytest.approx(num_bytes)
+
+
 def test_an_event_brings_up_a_link_but_not_a_crashed_host() -> None:
     events = [
         {"host": "b", "at": "0.1 s", "crash": True},

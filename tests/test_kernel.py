@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
-from netsim.files.errors import DeadlockError
+from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
 from netsim.ranks.kernel import (
     Advance,
@@ -176,6 +177,19 @@ def test_what_the_network_never_finishes_is_told() -> None:
 def test_the_grid_is_never_before_the_instant() -> None:
     for seconds in (0.0, 0.1, 1 / 3, 1e-12, 12345.678):
         assert 0 <= on_grid(seconds) - seconds < GRID
+
+
+def test_never_is_on_the_grid_and_no_time_is_not() -> None:
+    assert on_grid(math.inf) == math.inf
+    for seconds in (-1e-9, math.nan):
+        with pytest.raises(InputError, match=f"must not be negative, got {seconds}"):
+            on_grid(seconds)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
+def test_computing_takes_a_finite_time(seconds: float) -> None:
+    with pytest.raises(InputError, match=f"rank 1: advance: got {seconds} seconds; give a finite time"):
+        play([[Advance(1.0)], [Advance(seconds)]])
 
 
 def test_an_event_at_an_instant_happens_exactly_then() -> None:

@@ -12,6 +12,7 @@ import simpy
 from netsim.files.errors import InputError, UnknownNameError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
+from netsim.fluid.outage import drop_transfers
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
@@ -181,6 +182,47 @@ def test_an_abort_behind_others_or_before_the_latency_is_over_frees_nothing_else
     assert network.abort(doomed) == 0
     clock.run()
     assert log.lines == [(1.02, "first"), (2.02, "last")]
+
+
+@pytest.mark.parametrize("num", [63, 64, 65, 66, 300])
+def test_one_more_transfer_than_were_ever_in_flight_does_not_stop_the_clock(
+    clock: Clock, network: Network, log: Log, num: int
+) -> None:
+    """Instants that are due are looked for in another way from some number on: also what was planned before."""
+    for connection in range(num):
+        network.send(A, B, MEGABYTE, log.on("first"), connection=connection)
+    clock.run(until=1.0)
+    network.send(A, B, MEGABYTE, log.on("last"), connection=0)
+    budget = 100_000
+    while clock.peek() < math.inf and budget:
+        clock.step()
+        budget -= 1
+    assert budget, "the same instant again and again"
+    assert [name for _, name in log.lines] == ["first"] * num + ["last"]
+    assert clock.now == pytest.approx(LATENCY + num + 1)
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["at once", "before its turn"])
+def test_who_ends_a_transfer_hears_nothing_of_it_any_more(clock: Clock, log: Log, is_told: bool) -> None:
+    """Also of what was to be told at the end of this instant: that the socket's buffer has taken it in."""
+    network = Network(clock, TOPOLOGY, "linux-tcp")
+    number = network.send(A, B, 1, log.on("delivered"), on_sent=log.on("sent"))
+    if is_told:
+        clock.step()
+    network.abort(number)
+    clock.run()
+    assert log.lines == [(0.0, "sent")] * is_told
+
+
+def test_a_message_lost_before_its_sender_heard_of_it_tells_him_when_it_is_sent_again(
+    clock: Clock, log: Log
+) -> None:
+    """A crash at the instant of sending: both callbacks are those of the message that is sent again."""
+    network = Network(clock, TOPOLOGY, "linux-tcp")
+    network.send(A, B, 1, log.on("delivered"), on_sent=log.on("sent"))
+    drop_transfers(network, B)
+    clock.run()
+    assert [name for _, name in log.lines] == ["sent", "delivered"]
 
 
 def test_observers_change_nothing(clock: Clock, network: Network, log: Log) -> None:

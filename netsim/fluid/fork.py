@@ -149,7 +149,9 @@ def carry_over(
     moving = np.array([renumber(number) for number, slot in network._slots.items() if slot in network._rates])
     for observer in other._observers if moving.size else ():
         observer.rates_changed(moving, np.zeros(moving.size))  # until they are found there
-    other._sent += [(order, rebind(call)) for order, call in network._sent]
+    for number, (_, call) in network._untold.items():
+        order = int(other._transfers.order[other._slots[renumber(number)]])
+        other._untold[renumber(number)] = (order, rebind(call))
     if network._turn_at < math.inf:
         other._call_at(other.env.now)  # to find rates
 
@@ -198,7 +200,7 @@ def _put(network: Network, slot: int, other: Network, channel: Channel, shift_se
 def flight_state(network: Network, describe: Callable[[_Call], Hashable]) -> Hashable:
     """What sets a network apart from others of the same links: connections, and what is in flight on them."""
     now, transfers = network.env.now, network._transfers
-    told = tuple((describe(call)) for _, call in network._sent)
+    told = tuple((describe(call)) for _, call in network._untold.values())
     channels = []
     for channel in network._channels.values():
         queue = []
@@ -234,7 +236,7 @@ def callbacks(network: Network) -> Iterator[_Call]:
         yield on_delivered
         if on_sent is not None:
             yield on_sent
-    for _, call in network._sent:
+    for _, call in network._untold.values():
         yield call
 
 

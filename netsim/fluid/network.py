@@ -97,7 +97,11 @@ class Network:
         self.stage: Any = None
         self.downtime = Downtime(env)
         self.on_give_up: Callable[[Waiting], None] = not_given_up
-        self._sent: list[tuple[int, Callable[[], None]]] = []  # to be told at the end of this instant
+        # To be told at the end of this instant, by transfer: its place in the order of sending, and what to call.
+        self._untold: dict[int, tuple[int, Callable[[], None]]] = {}
+        self._delivered: list[
+            tuple[int, int, float]
+        ] = []  # at this instant: order, id and bytes; not told yet
         self._capacity = Capacity(topology.bits_per_second, self.protocol)
         self._rates = Rates(self._capacity)
 
@@ -153,7 +157,7 @@ class Network:
         channel.queue.append(slot)
         channel.backlog += num_bytes
         if on_sent is not None and channel.swallows(channel.backlog):
-            self._sent.append((int(self._transfers.order[slot]), on_sent))
+            self._untold[number] = (int(self._transfers.order[slot]), on_sent)
             self._call_at(now)
             on_sent = None
         self._callbacks[number] = (on_delivered, on_sent, on_dropped)
@@ -198,6 +202,7 @@ class Network:
         self.dropped_bytes += float(self._transfers.size[slot]) - delivered
         self._leave(slot, delivered, first=first)
         self._callbacks.pop(transfer)
+        self._untold.pop(transfer, None)
         self._call_at(self.env.now)
         for observer in self._observers:
             observer.transfer_ended(transfer, delivered)
@@ -262,8 +267,9 @@ class Network:
         self._turn = None
         self._turn_at = math.inf
         now = self.env.now
-        delivered = self._take_due(now)
-        if delivered or self._sent:
+        self.take_due()
+        delivered, self._delivered = sorted(self._delivered), []
+        if delivered or self._untold:
             # Whoever hears of it may act in this same instant, so rates are found in another turn.
             self._call_at(now)
             self._tell(delivered)
@@ -273,10 +279,9 @@ class Network:
         if next_due < math.inf:
             self._call_at(max(next_due, now))
 
-    def _take_due(self, now: float) -> list[tuple[int, int, float]]:
-        """Let transfers that are due begin to drain or end. Returns order, id and bytes of those that ended."""
-        transfers = self._transfers
-        delivered: list[tuple[int, int, float]] = []
+    def take_due(self) -> None:
+        """Let transfers that are due begin to drain or end; their senders are told at the end of the instant."""
+        transfers, now = self._transfers, self.env.now
         while due := transfers.due_at(now):
             for slot in due:
                 if slot in transfers.held:
@@ -285,10 +290,10 @@ class Network:
                 under_way = self._go_on(slot, now) if slot in self._rates else self._begin(slot, now)
                 if not under_way:
                     num_bytes = float(transfers.size[slot])
-                    delivered.append((int(transfers.order[slot]), int(transfers.number[slot]), num_bytes))
+                    self._delivered.append(
+                        (int(transfers.order[slot]), int(transfers.number[slot]), num_bytes)
+                    )
                     self._leave(slot, num_bytes, first=True)
-        delivered.sort()
-        return delivered
 
     def _begin(self, slot: int, now: float) -> bool:
         """A transfer has waited its latency. Returns whether there is anything to drain."""
@@ -343,7 +348,7 @@ class Network:
         on_delivered, on_sent, on_dropped = self._callbacks[number]
         if on_sent is not None and self._of_slot[slot].swallows(left):
             self._callbacks[number] = (on_delivered, None, on_dropped)
-            self._sent.append((int(transfers.order[slot]), on_sent))
+            self._untold[number] = (int(transfers.order[slot]), on_sent)
 
     def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
         """Take a transfer out; the next of its connection follows if it was the first."""
@@ -366,8 +371,8 @@ class Network:
             self._transfers.set_due(following, float(self._transfers.timer[following]))
 
     def _tell(self, delivered: list[tuple[int, int, float]]) -> None:
-        calls = self._sent
-        self._sent = []
+        calls = list(self._untold.values())
+        self._untold.clear()
         for order, number, num_bytes in delivered:
             on_delivered, on_sent, _ = self._callbacks.pop(number)
             if on_sent is not None:

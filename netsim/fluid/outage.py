@@ -35,6 +35,7 @@ __all__ = [
     "is_in_flight",
     "may_give_up",
     "not_given_up",
+    "take_arrivals",
     "transfers_waiting",
 ]
 
@@ -67,6 +68,13 @@ def is_in_flight(network: Network, transfer: int) -> bool:
     return transfer in network._slots
 
 
+def take_arrivals(network: Network) -> None:
+    """What has come through by now is there, whatever else happens in this instant."""
+    network._change_is_due(None)
+    network.take_due()
+    network._call_at(network.env.now)
+
+
 def drop_transfers(network: Network, host: int) -> None:
     """End all transfers in flight from and to a host, and forget the state of its connections.
 
@@ -81,6 +89,8 @@ def drop_transfers(network: Network, host: int) -> None:
     resend: list[Callable[[], int]] = []
     for number, channel in victims:
         on_delivered, on_sent, on_dropped = network._callbacks[number]
+        if number in network._untold:  # its sender was about to hear that it need not wait: now it must again
+            _, on_sent = network._untold[number]
         size = float(network._transfers.size[network._slots[number]])
         end_transfer(network, number)
         if on_dropped is not None:
@@ -110,7 +120,7 @@ def end_transfer(network: Network, number: int) -> None:
     *_, on_dropped = network._callbacks[number]
     network.abort(number)
     if on_dropped is not None:
-        network._sent.append((order, on_dropped))
+        network._untold[number] = (order, on_dropped)
 
 
 def end_connections(network: Network, connection: Hashable) -> None:
@@ -202,7 +212,7 @@ def not_given_up(waiting: Waiting) -> NoReturn:
 
 def can_go_on(network: Network, ignored: Callable[[Hashable], bool]) -> bool:
     """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
-    if network._sent:
+    if network._untold or network._delivered:
         return True
     return any(not _is_stuck(network, slot, channel) for slot, channel in _first(network, ignored))
 

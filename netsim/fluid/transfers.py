@@ -112,10 +112,14 @@ class Transfers:
     def _find_least(self) -> float:
         if self._used <= _FEW:
             return min(self.due[: self._used].tolist(), default=math.inf)
+        return float(self._due_by_block().min(initial=math.inf))
+
+    def _due_by_block(self) -> FloatArray:
+        """The earliest instant of each block of slots."""
         for block in self._stale:
             self._block_due[block] = self.due[block * _BLOCK : (block + 1) * _BLOCK].min()
         self._stale.clear()
-        return float(self._block_due.min(initial=math.inf))
+        return self._block_due
 
     def due_at(self, now: float) -> list[int]:
         """The slots that are due by `now`, rounding aside."""
@@ -130,7 +134,7 @@ class Transfers:
                 if due - (now * _OF_CLOCK + (now - begun) * _OF_DURATION) <= now
             ]
         found: list[int] = []
-        for block in np.flatnonzero(self._block_due - most_slack <= now).tolist():
+        for block in np.flatnonzero(self._due_by_block() - most_slack <= now).tolist():
             part = slice(block * _BLOCK, (block + 1) * _BLOCK)
             slack = now * _OF_CLOCK + (now - self.begun[part]) * _OF_DURATION
             found += (np.flatnonzero(self.due[part] - slack <= now) + part.start).tolist()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from simpy import Interrupt
 
-from netsim.files.errors import DeadlockError
+from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
 from netsim.ranks.calls import Calls, Play, instant_play
 from netsim.ranks.meetings import Meetings
@@ -237,6 +237,10 @@ class Kernel:
                 yield from self._wait(rank, self._calls.op(request.key), self._calls.wait(rank, request.key))
             elif isinstance(request, Advance):
                 log.append(request)
+                if not 0 <= request.seconds < math.inf:
+                    raise InputError(
+                        f"rank {rank}: advance: got {request.seconds} seconds; give a finite time"
+                    )
                 seconds = on_grid(request.seconds)
                 self.compute_seconds[rank] += seconds
                 if seconds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,7 @@ class Meetings:
         meeting.present = self._kept(meeting.first, meeting.arrivals, together)
         meeting.settled.succeed()
         self._forget_if_over(meeting)
-        if meeting.first.averaging_seconds < float("inf"):
+        if meeting.first.averaging_seconds < math.inf:
             self._begin(meeting.first, 0, meeting.present)
 
     def _forget_if_over(self, meeting: _Meeting) -> None:
@@ -262,7 +263,9 @@ class Meetings:
         state.awaited.clear()
 
     def _at_end(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have something called when so much time has passed and all else that happens then has."""
+        """Have something called when so much time has passed and all else that happens then has; never at infinity."""
+        if seconds == math.inf:
+            return
         event = self._clock.at(self._clock.now + on_grid(seconds), _END_OF_INSTANT)
         assert event.callbacks is not None
         event.callbacks.append(lambda _: call())

@@ -37,6 +37,7 @@ from netsim.fluid.outage import (
     dead_links,
     drop_transfers,
     end_transfer,
+    take_arrivals,
     transfers_waiting,
 )
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
@@ -284,6 +285,7 @@ class Faults:
             yield _Step(end, lambda: self._end_crash(crash), frozenset(links))
 
     def _crash(self, crash: _Crash) -> None:
+        take_arrivals(self._network)
         self._crashes[crash.host].add(crash)
         self._conditions.put_down(self._links_at(crash.host), crash)
         drop_transfers(self._network, crash.host)
