@@ -3,32 +3,31 @@
     facts = write_state(folder, "rank-0000", state)    # size and digest of the two files it makes
     state = read_state(folder, "rank-0000", facts)     # refuses files that are not those
 
-What JSON cannot say (tuples, keys that are no text, tensors, bytes) is an object with the key `$`.
+What JSON cannot say is written as `exogym_core.plain` does.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import random
-from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
 from exogym_core.names import visible
+from exogym_core.plain import decode, encode
 from exogym_core.results.record import RecordError
-from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from torch import Tensor
 
 __all__ = [
     "FileFacts",
@@ -45,90 +44,6 @@ __all__ = [
 
 FileFacts = dict[str, dict[str, Any]]
 """Name of a file -> its `num_bytes` and `sha256`."""
-
-
-def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
-    """`value` as JSON can hold it; its tensors are added to `tensors`, copied to the CPU.
-
-    Takes None, truth values, numbers (exactly, nan and infinities too), text, bytes, lists, tuples, mappings
-    with any such keys, Counters, dtypes, devices, numpy's arrays and torch's tensors, nested in each other.
-
-    Raises:
-        InputError: something else; the line says where it is.
-
-    >>> encode({"a": (1, None), 2: b"x"}, {})["items"][1]
-    [2, {'$': 'bytes', 'base64': 'eA=='}]
-    """
-    match value:
-        case None | bool() | str():
-            return value
-        case int():
-            return int(value)
-        case float():
-            return float(value)
-        case Tensor():
-            name = str(len(tensors))
-            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-            return {"$": "tensor", "name": name}
-        case np.ndarray():
-            return {**encode(torch.from_numpy(value.copy()), tensors), "$": "array"}
-        case np.generic():
-            return value.item()
-        case list():
-            return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
-        case tuple():
-            return {"$": "tuple", "items": encode(list(value), tensors, where)}
-        case bytes():
-            return {"$": "bytes", "base64": base64.b64encode(value).decode()}
-        case torch.dtype() | torch.device():
-            return {"$": type(value).__name__, "name": str(value).removeprefix("torch.")}
-        case Mapping():
-            return _encode_mapping(value, tensors, where)
-    raise InputError(
-        f"checkpoint: {where} is a {type(value).__name__}; a state_dict must hold tensors, numbers, text, "
-        "bytes, lists, tuples and mappings"
-    )
-
-
-def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where: str) -> Any:
-    if type(value) is not Counter and all(type(key) is str and key != "$" for key in value):
-        return {key: encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
-    items = [
-        [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")]
-        for key, item in value.items()
-    ]
-    return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": items}
-
-
-def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encode` was given.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: `plain` did not come from there.
-    """
-    if isinstance(plain, list):
-        return [decode(item, tensors) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    match plain.get("$"):
-        case None:
-            return {key: decode(item, tensors) for key, item in plain.items()}
-        case "tensor":
-            return tensors[plain["name"]]
-        case "array":
-            return tensors[plain["name"]].numpy()
-        case "tuple":
-            return tuple(decode(plain["items"], tensors))
-        case "bytes":
-            return base64.b64decode(plain["base64"])
-        case "dtype":
-            return getattr(torch, plain["name"])
-        case "device":
-            return torch.device(plain["name"])
-        case "mapping" | "counter" as kind:
-            items = {decode(key, tensors): decode(item, tensors) for key, item in plain["items"]}
-            return Counter(items) if kind == "counter" else items
-    raise ValueError(f"unknown kind {plain['$']!r}")
 
 
 # --- random streams ----------------------------------------------------------------------------------------
@@ -207,7 +122,7 @@ def write_state(folder: Path, name: str, state: Any) -> FileFacts:
         RecordError: a file cannot be written.
     """
     tensors: dict[str, Tensor] = {}
-    plain = json.dumps(encode(state, tensors, name), separators=(",", ":"))
+    plain = json.dumps(encode(state, tensors, f"checkpoint: {name}"), separators=(",", ":"))
     facts = write_new(folder / f"{name}.json", plain.encode())
     return {**facts, **write_new(folder / f"{name}.safetensors", save(tensors))}
 

@@ -7,7 +7,6 @@ simulated network; both keep the semantics written here, and one table of tests 
 from __future__ import annotations
 
 import math
-import pickle
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from exogym_core.plain import packed, unpacked
 from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -273,20 +273,27 @@ class Communicator(ABC):
     # --- objects -------------------------------------------------------------------------------------------
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
-        """Rank `src`'s `obj` on every rank, pickled: ranks must belong to one's own run."""
-        payload = _pickled(obj) if self.rank == src else torch.empty(0, dtype=torch.uint8)
+        """Rank `src`'s `obj` on every rank.
+
+        Objects are plain values: None, numbers, text, bytes, tensors, lists, tuples, sets, mappings. They travel in
+        a form that carries no code (`exogym_core.plain`).
+
+        Raises:
+            InputError: `obj` holds something else; send its parts, and build it there.
+        """
+        payload = _as_tensor(obj) if self.rank == src else torch.empty(0, dtype=torch.uint8)
         size = self.broadcast(torch.tensor([payload.numel()]), src)
         if self.rank != src:
             payload = torch.empty(int(size), dtype=torch.uint8)
-        return _unpickled(self.broadcast(payload, src))
+        return _from_tensor(self.broadcast(payload, src))
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Every rank's `obj` in rank order, pickled: ranks must belong to one's own run."""
-        payload = _pickled(obj)
+        """Every rank's `obj`, plain values as in `broadcast_object`, in rank order."""
+        payload = _as_tensor(obj)
         sizes = [int(size) for size in self.all_gather(torch.tensor([payload.numel()]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: payload.numel()] = payload
-        return [_unpickled(got[:size]) for got, size in zip(self.all_gather(padded), sizes, strict=True)]
+        return [_from_tensor(got[:size]) for got, size in zip(self.all_gather(padded), sizes, strict=True)]
 
     # --- groups --------------------------------------------------------------------------------------------
 
@@ -395,10 +402,9 @@ class Communicator(ABC):
         return name
 
 
-def _pickled(obj: Any) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+def _as_tensor(obj: Any) -> Tensor:
+    return torch.frombuffer(bytearray(packed(obj)), dtype=torch.uint8)
 
 
-def _unpickled(payload: Tensor) -> Any:
-    # From a rank of the same run, which the docstrings of the object variants ask for.
-    return pickle.loads(payload.numpy().tobytes())  # nosec B301
+def _from_tensor(payload: Tensor) -> Any:
+    return unpacked(payload.numpy().tobytes())

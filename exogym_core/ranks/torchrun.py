@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.ranks.gloo_ranks import rows_in_order
@@ -34,6 +35,8 @@ def torchrun_rank() -> int | None:
 def join_run(body: Callable[[Communicator], T], seed: int = 0) -> RunResult[T]:
     """Run `body(comm)` as this process's rank; every process gets the results and rows of all.
 
+    What `body` returns is plain, as in `Communicator.all_gather_object`.
+
     The process's random generators are made from (seed, rank) for the run, and are as before afterwards.
 
     Raises:
@@ -48,11 +51,17 @@ def join_run(body: Callable[[Communicator], T], seed: int = 0) -> RunResult[T]:
         with GlooCommunicator.connect(rendezvous, rows.append) as comm:
             result = body(comm)
             with comm.off_clock():
-                ended = comm.all_gather_object((result, rows, comm.traffic))
+                ended = comm.all_gather_object((result, rows, vars(comm.traffic)))
     finally:
         before.load()
     marked = rows_in_order([own for _, own, _ in ended])
     untimed = [0.0] * len(ended)
     return RunResult(
-        [own for own, _, _ in ended], None, None, untimed, untimed, marked, [own for _, _, own in ended]
+        [own for own, _, _ in ended],
+        None,
+        None,
+        untimed,
+        untimed,
+        marked,
+        [Traffic(**own) for _, _, own in ended],
     )

@@ -14,6 +14,7 @@ from exogym_core.ranks.torchrun import join_run, torchrun_rank
 from exogym_core.results.history import FitResult, Recorder, mean_utilisation
 from exogym_core.results.loggers import make_loggers
 from exogym_core.successors import FIT_ARGUMENTS, unknown_argument, unknown_attribute
+from exogym_core.training.node import NodeOutcome
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
 from netsim.files.errors import InputError
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from exogym_core.ranks.run import RunResult
     from exogym_core.ranks.spec import WorkerSpec
     from exogym_core.strategy.base import Strategy
-    from exogym_core.training.node import NodeOutcome
     from netsim.ranks.kernel import StampedRow
     from netsim.topology.topology import Topology
 
@@ -253,7 +253,8 @@ def _run_ranks(
         checkpoints.add(row)
 
     if joins:
-        run = join_run(program, request.seed)
+        joined: RunResult[Any] = join_run(lambda comm: vars(program(comm)), request.seed)
+        run = replace(joined, results=[NodeOutcome(**outcome) for outcome in joined.results])
     else:
         run = run_ranks(
             program,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
+import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,15 @@ from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
+from exogym_core.communicator.gloo.secret import shared_secret
+from exogym_core.plain import packed, unpacked
 from exogym_core.ranks.children import Channel, Children
 from exogym_core.ranks.gloo_ranks import launch_gloo
 from netsim.files.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from exogym_core.communicator import Communicator
 
@@ -106,5 +111,98 @@ def test_who_does_not_know_the_secret_is_not_let_in() -> None:
     with Children(partial(_stranger, path), 2) as children:
         told = [channel.recv() for channel in children.channels]
     os.close(store)
+    for rank, line in enumerate(told):
+        assert line.startswith(
+            f"rank {rank}: what the rendezvous holds was not written by a rank of this run"
+        )
+        assert "NETGYM_SECRET" in line
+
+
+def _connected_stranger(path: str, index: int, channel: Channel) -> None:
+    """Rank 1 has a connection to rank 0, by whatever means, and cannot prove that it is one of the run."""
+    torch.set_num_threads(1)
+    rendezvous = Rendezvous(index, 2, path)
+    rendezvous.join()
+    rendezvous.secret = bytes([index]) * 32
+    try:
+        rendezvous.subgroup([0, 1], (__file__, 1))
+    except RankError as error:
+        channel.send(str(error))
+
+
+def test_who_has_connected_without_the_secret_is_found_out() -> None:
+    store = os.memfd_create("rendezvous")
+    path = f"/proc/{os.getpid()}/fd/{store}"
+    with Children(partial(_connected_stranger, path), 2) as children:
+        told = [channel.recv() for channel in children.channels]
+    os.close(store)
     assert told[0].startswith("rank 0: what has connected as rank 1 is not of this run")
     assert told[1].startswith("rank 1: what has connected as rank 0 is not of this run")
+
+
+class _Command:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def _attack(port: int, made: str, home: str, index: int, channel: Channel) -> None:
+    """Rank 0 is the user's, rank 1 a stranger's: he has another home and sends a pickle."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(index), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["XDG_CONFIG_HOME"] = os.path.join(home, str(index))
+    try:
+        with GlooCommunicator.from_environment(backend="gloo", timeout_seconds=20) as comm:
+            if index == 0:
+                comm.all_gather_object("mine")
+            else:
+                payload = torch.frombuffer(bytearray(pickle.dumps(_Command(made))), dtype=torch.uint8)
+                comm.all_gather(torch.tensor([payload.numel()]))
+                comm.all_gather(payload)
+    except (RankError, InputError) as error:
+        channel.send(str(error))
+    else:
+        channel.send("joined")
+
+
+def test_a_stranger_neither_joins_ranks_started_by_torchrun_nor_runs_code_in_them(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    target = partial(_attack, port, str(tmp_path / "made"), str(tmp_path))
+    with Children(target, 2) as children:
+        told = children.channels[0].recv()
+    assert "not written by a rank of this run" in told
+    assert not (tmp_path / "made").exists()
+
+
+def test_objects_carry_no_code(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not in NetGym's form"):
+        unpacked(pickle.dumps(_Command(str(tmp_path / "made"))))
+    assert not (tmp_path / "made").exists()
+    with pytest.raises(
+        InputError, match=r"object\['x'\] is a _Command|object.x is a _Command; it must hold tensors"
+    ):
+        packed({"x": _Command("")})
+
+
+def test_the_users_secret_is_made_once_and_is_his_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NETGYM_SECRET", raising=False)
+    monkeypatch.delenv("NETGYM_SECRET_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    first, path = shared_secret(), tmp_path / "netgym" / "secret"
+    assert len(first) == 64
+    assert shared_secret() == first
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["secret"]
+    path.chmod(0o644)
+    with pytest.raises(InputError, match=r"secret: the secret can be read by others.*chmod 600"):
+        shared_secret()
+    monkeypatch.setenv("NETGYM_SECRET", "short")
+    with pytest.raises(InputError, match="NETGYM_SECRET has 5 characters"):
+        shared_secret()

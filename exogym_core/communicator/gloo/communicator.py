@@ -1,8 +1,7 @@
 """The real transport: collectives of `torch.distributed` over sockets, in the semantics of the contract.
 
-gloo carries them (nccl where every rank has its own GPU). Objects are pickles, so members must be processes
-of one's own run: on one machine each connection is tested for that; between machines the network must be
-one's own.
+gloo carries them (nccl where every rank has its own GPU). Who connects must know the run's secret; what then
+travels is neither signed nor encrypted, so between machines the network must be one's own.
 """
 
 from __future__ import annotations
@@ -67,13 +66,18 @@ class GlooCommunicator(Communicator):
     ) -> GlooCommunicator:
         """The communicator of a process that torchrun has started; use it as a context manager.
 
+        Its processes show each other that they know one secret: NETGYM_SECRET, the file of mode 0600 that
+        NETGYM_SECRET_FILE names, or else the user's own, ~/.config/netgym/secret, which is made when it is missing.
+
         Args:
             check: compare calls before they run.
             timeout_seconds: how long a rank waits for others before it gives up.
             backend: `gloo`, `nccl`, or `auto`: nccl where each local rank has a GPU of its own.
 
         Raises:
-            InputError: torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are not set.
+            InputError: torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are not set, or the
+                secret cannot be read or can be read by others.
+            RankError: another process of the run, or a stranger, does not know the secret.
         """
         return cls.connect(Rendezvous.from_environment(check, timeout_seconds, backend))
 

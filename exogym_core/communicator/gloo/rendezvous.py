@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import re
+import secrets
 import socket
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from exogym_core.communicator.gloo.secret import SealedStore, shared_secret
 from exogym_core.communicator.gloo.wire import Wire
 from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
@@ -55,8 +57,8 @@ class Rendezvous:
         timeout_seconds: how long a rank waits for others.
         backend: what carries tensors, `gloo` or `nccl`.
         device: where the backend takes tensors.
-        secret: known to the run's ranks alone; with one, every connection is tested for who is at its end,
-            since on one machine other users can connect to the ports on which ranks listen.
+        secret: known to the run's ranks alone: what they tell each other at the rendezvous is signed with it, and
+            every connection is tested for who is at its end, since whoever reaches their ports can connect.
     """
 
     rank: int
@@ -66,7 +68,7 @@ class Rendezvous:
     timeout_seconds: float = 60.0
     backend: str = "gloo"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     _store: Store = field(init=False)
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
@@ -76,7 +78,7 @@ class Rendezvous:
         """That of a process started by torchrun.
 
         Raises:
-            InputError: a variable is missing or no number, or the backend is unknown.
+            InputError: a variable is missing or no number, the backend is unknown, or there is no secret.
         """
         needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in needed if name not in os.environ]
@@ -84,7 +86,7 @@ class Rendezvous:
             raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
         rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
         local = _number("LOCAL_RANK", rank)
-        made = cls(rank, num_ranks, "", check, timeout_seconds, "gloo")
+        made = cls(rank, num_ranks, "", check, timeout_seconds, "gloo", secret=shared_secret())
         if choose_backend(backend, _number("LOCAL_WORLD_SIZE", num_ranks)) == "nccl":
             made.use_gpu(local)
         return made
@@ -100,7 +102,7 @@ class Rendezvous:
             return ProcessGroups(None, None)
 
         def start() -> ProcessGroups:
-            self._store = self._open_store()
+            self._store = self._sealed(self._open_store())
             return self._groups(range(self.num_ranks))
 
         return self.tell(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
@@ -164,6 +166,19 @@ class Rendezvous:
         )
         # Under torchrun's agent the store outlives a restart of the ranks.
         return PrefixStore(f"netgym {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    def _sealed(self, store: Store) -> Store:
+        """`store` with signed values, by a secret of this run's own.
+
+        Every rank adds a number to it that nobody can know before: what was signed in another run is worth nothing.
+        """
+        if not self.secret:
+            return store
+        sealed = SealedStore(store, self.secret, self.rank)
+        sealed.set(f"number {self.rank}", secrets.token_bytes(16))
+        numbers = [sealed.get(f"number {rank}") for rank in range(self.num_ranks)]
+        self.secret = hmac.digest(self.secret, b"".join(numbers), "sha256")
+        return SealedStore(store, self.secret, self.rank)
 
     def _groups(self, ranks: Sequence[int]) -> ProcessGroups:
         """New groups of these ranks.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from exogym_core.checkpoints.rank_state import decode, encode
+from exogym_core.plain import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,151 @@
+"""What only the ranks of one's own runs know, and a store whose values nobody else can write.
+
+torch's stores and gloo's sockets take whoever connects. So what ranks tell each other there is signed, and each
+connection is tested for who is at its end, with a secret that launchers share: the variable NETGYM_SECRET, a file
+that NETGYM_SECRET_FILE names, or the user's own file, which is made when it is first needed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from exogym_core.names import visible
+from netsim.files.errors import InputError, RankError
+
+if TYPE_CHECKING:
+    import datetime
+
+__all__ = ["SealedStore", "shared_secret", "user_secret"]
+
+_NUM_BYTES = 32
+_LEAST_LENGTH = 16
+_DIGEST_BYTES = 32
+
+
+def shared_secret() -> bytes:
+    """The secret of this process's run: from the environment, else the user's own.
+
+    Raises:
+        InputError: it is too short, or its file cannot be read or can be read by others.
+    """
+    given = os.environ.get("NETGYM_SECRET")
+    if given is not None:
+        if len(given) < _LEAST_LENGTH:
+            raise InputError(
+                f"environment: NETGYM_SECRET has {len(given)} characters; give {_LEAST_LENGTH} or more that nobody "
+                "can guess, such as `openssl rand -hex 32` prints"
+            )
+        return given.encode()
+    path = os.environ.get("NETGYM_SECRET_FILE")
+    return _read(Path(path)) if path is not None else user_secret()
+
+
+def user_secret() -> bytes:
+    """What this user's processes on this machine (or home) know alone; made at the first call.
+
+    Raises:
+        InputError: its file can be neither made nor read, or can be read by others.
+    """
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    path = Path(home) / "netgym" / "secret"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Whole or not there, whoever comes first: ranks that start together read the same one.
+            temporary = path.with_name(f".secret-{secrets.token_hex(8)}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(_NUM_BYTES) + "\n")
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass
+            finally:
+                temporary.unlink()
+    except OSError as error:
+        raise InputError(
+            f"{visible(path)}: cannot be made ({error.strerror}): set NETGYM_SECRET_FILE to a file of yours with "
+            "mode 0600, or NETGYM_SECRET"
+        ) from error
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(4096).strip()
+    except OSError as error:
+        raise InputError(f"{visible(path)}: the secret cannot be read: {error.strerror}") from error
+    if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
+        raise InputError(
+            f"{visible(path)}: the secret can be read by others: make it yours alone (chmod 600)"
+        )
+    if len(content) < _LEAST_LENGTH:
+        raise InputError(
+            f"{visible(path)}: the secret is shorter than {_LEAST_LENGTH} bytes: write a longer one"
+        )
+    return content
+
+
+class SealedStore(Store):
+    """A store whose values are signed: what somebody without the secret has written there is refused.
+
+    Keep it alive as long as a process group that was made with it: torch holds the C++ half alone.
+
+    Raises:
+        RankError: (`get`) the value under this key was not written by a rank of this run.
+    """
+
+    def __init__(self, inner: Store, secret: bytes, rank: int) -> None:
+        super().__init__()
+        self._inner, self._secret, self._rank = inner, secret, rank
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a signed value."""
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self._inner.set(key, self._seal(key, content) + content)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        """The value under `key`, waiting for it."""
+        raw = self._inner.get(key)
+        seal, content = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
+        if not hmac.compare_digest(seal, self._seal(key, content)):
+            raise RankError(
+                f"rank {self._rank}: what the rendezvous holds was not written by a rank of this run; let all ranks "
+                "have the same secret (NETGYM_SECRET, or a file of mode 0600 by NETGYM_SECRET_FILE)",
+                self._rank,
+            )
+        return content
+
+    def _seal(self, key: str, content: bytes) -> bytes:
+        return hmac.digest(self._secret, key.encode() + b"\0" + content, "sha256")
+
+    # What is not signed is passed on: nothing of ours, nor of gloo's, trusts it.
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        """Until all `keys` are there."""
+        self._inner.wait(keys) if timeout is None else self._inner.wait(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all `keys` are there."""
+        return bool(self._inner.check(keys))
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """How long `get` and `wait` wait."""
+        self._inner.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """No: torch then uses the methods here alone."""
+        return False
+
+    def clone(self) -> SealedStore:
+        """One for another thread; it shares this one's connection."""
+        return self

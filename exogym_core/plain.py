@@ -1,0 +1,155 @@
+"""Nested plain values as bytes that carry no code: JSON, and tensors as safetensors; nothing pickled.
+
+    data = packed({"loss": 0.5, "weights": torch.ones(3)})
+    unpacked(data)                          # refuses what `packed` did not make; never runs anything
+
+What JSON cannot say (tuples, keys that are no text, tensors, bytes) is an object with the key `$`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from netsim.files.errors import InputError
+
+__all__ = ["decode", "encode", "packed", "unpacked"]
+
+_LENGTH = struct.Struct("<Q")
+_MARK = b"netgym plain 1\n"
+_FOREIGN = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error, SafetensorError)
+
+
+def packed(value: Any, where: str = "object") -> bytes:
+    """`value` as bytes: everything that `encode` takes, equal bytes for equal values.
+
+    Raises:
+        InputError: it holds something else; `where` begins the line.
+    """
+    tensors: dict[str, Tensor] = {}
+    form = json.dumps(encode(value, tensors, where), separators=(",", ":")).encode()
+    return b"".join([_MARK, _LENGTH.pack(len(form)), form, save(tensors)])
+
+
+def unpacked(data: bytes) -> Any:
+    """What `packed` was given.
+
+    Raises:
+        InputError: these bytes are of another making.
+
+    >>> unpacked(packed({1: (2, "x")}))
+    {1: (2, 'x')}
+    """
+    try:
+        if not data.startswith(_MARK):
+            raise ValueError("it begins otherwise")
+        start = len(_MARK) + _LENGTH.size
+        (length,) = _LENGTH.unpack(data[len(_MARK) : start])
+        return decode(json.loads(data[start : start + length]), load(data[start + length :]))
+    except _FOREIGN as error:
+        raise InputError(
+            f"an object that has come from another rank is not in NetGym's form ({error}); "
+            "let all ranks run the same version"
+        ) from None
+
+
+def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
+    """`value` as JSON can hold it; its tensors are added to `tensors`, copied to the CPU.
+
+    Takes None, truth values, numbers (exactly, nan and infinities too), text, bytes, lists, tuples, sets, mappings
+    with any such keys, Counters, dtypes, devices, numpy's arrays and torch's tensors, nested in each other.
+
+    Raises:
+        InputError: something else; the line says where it is.
+
+    >>> encode({"a": (1, None), 2: b"x"}, {})["items"][1]
+    [2, {'$': 'bytes', 'base64': 'eA=='}]
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+        case Tensor():
+            name = str(len(tensors))
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            return {"$": "tensor", "name": name}
+        case np.ndarray():
+            return {**encode(torch.from_numpy(value.copy()), tensors), "$": "array"}
+        case np.generic():
+            return value.item()
+        case list():
+            return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        case tuple():
+            return {"$": "tuple", "items": encode(list(value), tensors, where)}
+        case set() | frozenset():
+            items = encode(list(value), tensors, where)
+            return {"$": type(value).__name__, "items": sorted(items, key=json.dumps)}
+        case bytes():
+            return {"$": "bytes", "base64": base64.b64encode(value).decode()}
+        case torch.dtype() | torch.device():
+            return {"$": type(value).__name__, "name": str(value).removeprefix("torch.")}
+        case Mapping():
+            return _encode_mapping(value, tensors, where)
+    raise InputError(
+        f"{where} is a {type(value).__name__}; it must hold tensors, numbers, text, bytes, lists, tuples, sets "
+        "and mappings alone, which carry no code"
+    )
+
+
+def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where: str) -> Any:
+    if type(value) is not Counter and all(type(key) is str and key != "$" for key in value):
+        return {key: encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
+    items = [
+        [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")]
+        for key, item in value.items()
+    ]
+    return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": items}
+
+
+def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: `plain` did not come from there.
+    """
+    if isinstance(plain, list):
+        return [decode(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    match plain.get("$"):
+        case None:
+            return {key: decode(item, tensors) for key, item in plain.items()}
+        case "tensor":
+            return tensors[plain["name"]]
+        case "array":
+            return tensors[plain["name"]].numpy()
+        case "tuple":
+            return tuple(decode(plain["items"], tensors))
+        case "set" | "frozenset" as kind:
+            return (set if kind == "set" else frozenset)(decode(plain["items"], tensors))
+        case "bytes":
+            return base64.b64decode(plain["base64"])
+        case "dtype":
+            dtype = getattr(torch, plain["name"])
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"no dtype: {plain['name']!r}")
+            return dtype
+        case "device":
+            return torch.device(plain["name"])
+        case "mapping" | "counter" as kind:
+            items = {decode(key, tensors): decode(item, tensors) for key, item in plain["items"]}
+            return Counter(items) if kind == "counter" else items
+    raise ValueError(f"unknown kind {plain['$']!r}")
