@@ -216,7 +216,7 @@ def test_batches_move_with_their_containers():
 def test_dataloader_arguments_are_checked():
     assert collate_of(None) == (None, False, {})
     assert collate_of({"collate_fn": len, "drop_last": True, "num_workers": 0}) == (len, True, {})
-    assert collate_of({"num_workers": 2, "collate_fn": len})[2] == {"num_workers": 2, "collate_fn": len}
+    assert collate_of({"num_workers": 2, "collate_fn": len}) == (len, False, {"num_workers": 2})
     with pytest.raises(InputError, match="'batch_size', which the trainer sets; use batch_size"):
         collate_of({"batch_size": 3})
     with pytest.raises(UnknownNameError, match="did you mean 'num_workers'"):

@@ -12,9 +12,11 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Reader", "as_tuple", "batch_reader", "collate_of", "move_batch"]
+    from exogym_core.data.draws import Draws
+
+__all__ = ["Reader", "StepReader", "as_tuple", "batch_reader", "collate_of", "move_batch"]
 
 Reader: TypeAlias = "Callable[[Tensor], Any]"
 """Fetches the samples of some indices as one batch."""
@@ -56,6 +58,41 @@ def as_tuple(batch: Any) -> Any:
     return tuple(batch) if type(batch) is list else batch
 
 
+class StepReader(Dataset[Any]):
+    """Reads a rank's steps; also what a DataLoader's worker reads from, so that workers change no result.
+
+    Args:
+        dataset: of samples.
+        collate: makes a batch of samples.
+        draws: what reading draws at random.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None, draws: Draws
+    ) -> None:
+        self._dataset, self._collate, self._draws = dataset, collate, draws
+        self._reader: Reader | None = None
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        self._is_plain = collate is None and type(dataset) is TensorDataset  # nobody's code that could draw
+
+    def read(self, place: Sequence[int], pieces: Sequence[Tensor]) -> list[Any]:
+        """The micro-batches of these indices; what is drawn depends on `place`, such as (rank, epoch, step)."""
+        if self._reader is None:
+            self._reader = batch_reader(self._dataset, self._collate)
+        if self._is_plain:
+            return [self._reader(piece) for piece in pieces]
+        with self._draws.at(*place):
+            return [self._reader(piece) for piece in pieces]
+
+    def __getitems__(self, asked: tuple[Sequence[int], Sequence[Tensor]]) -> list[Any]:
+        """As `read`, for a DataLoader."""
+        return self.read(*asked)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+
 def move_batch(batch: Any, device: torch.device) -> Any:
     """`batch` with its tensors on `device`, through mappings, lists, tuples and named tuples."""
     if isinstance(batch, Tensor):
@@ -71,7 +108,7 @@ def move_batch(batch: Any, device: torch.device) -> Any:
 
 
 def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, dict[str, Any]]:
-    """A user's DataLoader arguments as (collate_fn, drop_last, those that need a DataLoader).
+    """A user's DataLoader arguments as (collate_fn, drop_last, others); no others without workers or pinning.
 
     Raises:
         InputError: an argument that is fit's own; the line names it.
@@ -88,8 +125,6 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
     collate, drop_last = rest.pop("collate_fn", None), bool(rest.pop("drop_last", False))
     if not rest.get("num_workers") and not rest.get("pin_memory"):
         return collate, drop_last, {}
-    if collate is not None:
-        rest["collate_fn"] = collate
     return collate, drop_last, rest
 
 

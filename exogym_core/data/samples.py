@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from exogym_core.data.batches import as_tuple, batch_reader
+from exogym_core.data.batches import StepReader, as_tuple
+from exogym_core.data.draws import Draws, StreamOfDraws
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["EpochOrder", "OwnData", "SharedData", "Source", "Step", "StreamedData"]
+__all__ = ["EpochOrder", "OwnData", "SharedData", "Source", "Step", "StreamedData", "stream_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,15 @@ class _IndexedData(Source):
     def __init__(
         self,
         dataset: Dataset[Any],
+        rank: int,
         minibatch_size: int,
         collate: Callable[[list[Any]], Any] | None = None,
         loader: Mapping[str, Any] | None = None,
+        draws: Draws | None = None,
     ) -> None:
         super().__init__()
-        self._dataset, self._minibatch_size = dataset, minibatch_size
-        self._read = batch_reader(dataset, collate)
+        self._rank, self._minibatch_size = rank, minibatch_size
+        self._reader = StepReader(dataset, collate, draws if draws is not None else Draws(dataset, 0))
         self._loader = dict(loader or {})
         self._loaded: Iterator[Any] | None = None
 
@@ -128,34 +131,46 @@ class _IndexedData(Source):
             if not self._begin_epoch():
                 return None
         own, total = self.indices(self.epoch, self.step)
-        samples = len(own)
-        if samples <= self._minibatch_size:
-            pieces = [(self._fetch(own), samples)]
-        else:
-            pieces = [(self._fetch(piece), len(piece)) for piece in torch.split(own, self._minibatch_size)]
+        pieces = torch.split(own, self._minibatch_size)
+        batches = self._read_step(pieces)
         self.step += 1
-        return Step(pieces, samples, total)
+        sizes = [len(piece) for piece in pieces]
+        return Step(list(zip(batches, sizes, strict=True)), len(own), total)
 
-    def _fetch(self, indices: Tensor) -> Any:
+    def _read_step(self, pieces: Sequence[Tensor]) -> list[Any]:
         if not self._loader:
-            return self._read(indices)
+            return self._reader.read((self._rank, self.epoch, self.step), pieces)
         if self._loaded is None:
-            batches = [
-                piece.tolist()
-                for step in range(self.step, self.steps_per_epoch)
-                for piece in torch.split(self.indices(self.epoch, step)[0], self._minibatch_size)
-            ]
+            asked = _EpochSteps(self)
             # A generator of its own: the loader would draw its workers' seed from the rank's stream.
-            generator = torch.Generator().manual_seed(self.epoch)
-            self._loaded = iter(
-                DataLoader(self._dataset, batch_sampler=batches, generator=generator, **self._loader)
+            generator = torch.Generator().manual_seed(0)
+            loader = DataLoader(
+                self._reader,
+                batch_sampler=asked,  # type: ignore[arg-type]
+                collate_fn=list,  # the reader has made batches already
+                generator=generator,
+                **self._loader,
             )
-        return as_tuple(next(self._loaded))
+            self._loaded = iter(loader)
+        return [as_tuple(batch) for batch in next(self._loaded)]
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from there."""
         super().load_state_dict(state)
         self._loaded = None
+
+
+class _EpochSteps:
+    """What a source's loader is asked for in the rest of an epoch: each step's place and indices, made as it is due."""
+
+    def __init__(self, source: _IndexedData) -> None:
+        self._source, self._epoch, self._step = source, source.epoch, source.step
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, ...], list[Tensor]]]:
+        source = self._source
+        for step in range(self._step, source.steps_per_epoch):
+            own = source.indices(self._epoch, step)[0]
+            yield (source._rank, self._epoch, step), list(torch.split(own, source._minibatch_size))
 
 
 class SharedData(_IndexedData):
@@ -174,6 +189,7 @@ class SharedData(_IndexedData):
         drop_last: leave out a last step that is not full.
         collate: makes a batch of samples.
         loader: arguments for a DataLoader, empty for none.
+        draws: what reading draws at random, by (rank, epoch, step); made of the dataset where not given.
 
     Raises:
         InputError: fewer samples than ranks (or than a full step, with `drop_last`).
@@ -191,9 +207,10 @@ class SharedData(_IndexedData):
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         loader: Mapping[str, Any] | None = None,
+        draws: Draws | None = None,
     ) -> None:
-        super().__init__(dataset, minibatch_size, collate, loader)
-        self._order, self._rank, self._world_size = order, rank, world_size
+        super().__init__(dataset, rank, minibatch_size, collate, loader, draws)
+        self._order, self._world_size = order, world_size
         self._stride = world_size * batch_size
         full, left = divmod(order.num_samples, self._stride)
         self.steps_per_epoch = full + (left >= world_size and not drop_last)
@@ -223,6 +240,7 @@ class OwnData(_IndexedData):
         drop_last: leave out a last step that is not full.
         collate: makes a batch of samples.
         loader: arguments for a DataLoader, empty for none.
+        draws: what reading draws at random, by (rank, epoch, step); made of the dataset where not given.
 
     Raises:
         InputError: a rank's dataset is empty (or holds no full step, with `drop_last`).
@@ -241,8 +259,9 @@ class OwnData(_IndexedData):
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         loader: Mapping[str, Any] | None = None,
+        draws: Draws | None = None,
     ) -> None:
-        super().__init__(dataset, minibatch_size, collate, loader)
+        super().__init__(dataset, rank, minibatch_size, collate, loader, draws)
         self._order = EpochOrder(lengths[rank], shuffle, seed, rank + 1)
         self._lengths, self._batch_size = lengths, batch_size
         smallest = min(lengths)
@@ -263,7 +282,8 @@ class OwnData(_IndexedData):
 class StreamedData(Source):
     """An iterable dataset. A shared one is dealt out as in `SharedData`; of its own one a rank takes all.
 
-    Every rank iterates by itself, so a shared iterable must give the same samples to each of them. It is
+    Every rank iterates by itself, so a shared iterable must give the same samples to each of them: what it draws
+    from torch's, numpy's or `random`'s generators is the same on all ranks, and new in each epoch. It is
     begun again when it ends.
 
     Args:
@@ -274,6 +294,9 @@ class StreamedData(Source):
         num_ranks: how many ranks train.
         drop_last: leave out a last step that is not full.
         collate: makes a batch of samples.
+        draws: what reading draws at random, by the epoch (and the rank, of its own stream).
+        own: of a stream of its own: the rank, and after how many steps an epoch ends for all ranks (None: when
+            this one ends).
     """
 
     def __init__(
@@ -287,51 +310,83 @@ class StreamedData(Source):
         *,
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
+        draws: Draws | None = None,
+        own: tuple[int, int | None] | None = None,
     ) -> None:
         super().__init__()
         self._dataset, self._rank, self._world_size = dataset, rank, world_size
         self._batch_size, self._minibatch_size, self._num_ranks = batch_size, minibatch_size, num_ranks
         self._collate = collate if collate is not None else default_collate
+        self._draws = draws if draws is not None else Draws(dataset, 0)
+        self._own_rank = own[0] if own is not None else None
         # Of streams of their own, ranks cannot know the others' last steps: these must be full.
-        own = world_size == 1 and num_ranks > 1
-        self._fewest = world_size * batch_size if drop_last or own else world_size
+        is_own = world_size == 1 and num_ranks > 1
+        self._fewest = world_size * batch_size if drop_last or is_own else world_size
         self._samples: Iterator[Any] | None = None
-        if hasattr(dataset, "__len__"):
-            full, left = divmod(len(dataset), world_size * batch_size)
+        self._drawn: StreamOfDraws | None = None
+        self._agreed = own[1] if own is not None else None
+        self.steps_per_epoch = self._agreed
+        length = stream_length(dataset)
+        if own is None and length is not None:
+            full, left = divmod(length, world_size * batch_size)
             self.steps_per_epoch = full + (left >= self._fewest)
 
     def next_step(self) -> Step | None:
         """The next step's batch, None at the end."""
-        own, total = self._take()
+        is_through = self._agreed is not None and self.step == self._agreed
+        samples, total = ([], 0) if is_through else self._take()
+        if self._agreed is not None and not is_through and total < self._fewest:
+            raise InputError(
+                f"fit: the iterable training set of rank {self._own_rank} ended at step {self.step + 1} of an epoch "
+                f"that should have {self._agreed}; let every epoch have as many samples as the first, and as len() says"
+            )
         if total < self._fewest and self.step:
             self._samples = None
             if not self._begin_epoch():
                 return None
-            own, total = self._take()
+            samples, total = self._take()
         if total < self._fewest:
             raise InputError(
                 f"fit: an epoch of the iterable training set has {total} samples, but a step needs "
                 f"{self._fewest}; use fewer ranks or more data"
             )
-        self.step += 1
         size = self._minibatch_size
-        pieces = [own[start : start + size] for start in range(0, len(own), size)]
-        batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
-        return Step(batches, len(own), total * self._num_ranks // self._world_size)
+        pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
+        place = (self._rank if self._own_rank is None else self._own_rank, self.epoch, self.step)
+        with self._draws.at(*place):  # a resumed run makes no batches of what it leaves out
+            batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
+        self.step += 1
+        return Step(batches, len(samples), total * self._num_ranks // self._world_size)
 
     def _take(self) -> tuple[list[Any], int]:
-        if self._samples is None:
-            self._samples = iter(self._dataset)
         own, total = [], 0
-        for sample in islice(self._samples, self._world_size * self._batch_size):
+        for sample in self._read(self._world_size * self._batch_size):
             if total % self._world_size == self._rank:
                 own.append(sample)
             total += 1
         return own, total
 
+    def _read(self, count: int) -> Iterator[Any]:
+        """The next samples of this epoch, at most so many."""
+        if self._samples is None or self._drawn is None:
+            place = (self.epoch,) if self._own_rank is None else (self._own_rank, self.epoch)
+            self._drawn = self._draws.stream(*place)
+            with self._drawn.going_on():
+                self._samples = iter(self._dataset)
+        with self._drawn.going_on():
+            yield from islice(self._samples, count)
+
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from there."""
         super().load_state_dict(state)
-        self._samples = iter(self._dataset)
-        for _ in islice(self._samples, self.step * self._world_size * self._batch_size):
+        self._samples = None
+        for _ in self._read(self.step * self._world_size * self._batch_size):
             pass
+
+
+def stream_length(dataset: object) -> int | None:
+    """How many samples an iterable dataset says that it has, None where it does not say."""
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None

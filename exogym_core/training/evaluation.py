@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.data.batches import batch_reader, move_batch
+from exogym_core.data.draws import Draws
 from exogym_core.data.samples import EpochOrder
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
@@ -74,7 +75,8 @@ class Evaluation:
         autocast: str | None = None,
     ) -> None:
         self._device, self._accuracy, self._autocast = device, accuracy, autocast
-        with kept_rng(device):
+        # Every rank that judges reads for itself: what is drawn in doing so is the same on all of them.
+        with kept_rng(device), Draws(dataset, seed).at(_ORDER_STREAM):
             batches = _fixed_batches(dataset, val_size, batch_size, seed, collate)
         self._batches = [(move_batch(batch, device), samples) for batch, samples in batches]
         self.num_samples = sum(samples for _, samples in self._batches)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib
 import inspect
 import os
+import warnings
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,16 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.checkpoints.checkpoint import RankCheckpoints
 from exogym_core.cost.compute import Compute, StepDurations, count_flops, intra_op_threads, measure_seconds
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
-from exogym_core.data.samples import EpochOrder, OwnData, SharedData, Source, StreamedData
+from exogym_core.data.draws import Draws
+from exogym_core.data.fingerprint import digest_of
+from exogym_core.data.samples import (
+    EpochOrder,
+    OwnData,
+    SharedData,
+    Source,
+    StreamedData,
+    stream_length,
+)
 from exogym_core.ranks.rng import seed_device
 from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.training.evaluation import Evaluation, kept_rng
@@ -53,12 +61,19 @@ class Program:
     own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
     checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
     order: EpochOrder | None = field(init=False, default=None)
+    draws: Draws | None = field(init=False, default=None)  # of a shared training set
 
     def __post_init__(self) -> None:
         if self.train_dataset is None:
             raise InputError("fit: train_dataset is missing; pass a torch Dataset")
         refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
-        if self.is_shared and not isinstance(self.train_dataset, IterableDataset):
+        if not self.is_shared:
+            return
+        self.draws = Draws(self.train_dataset, self.request.seed)  # before anything is read
+        if isinstance(self.train_dataset, IterableDataset):
+            if (remark := _unused_loader(self.request)) is not None:
+                warnings.warn(remark, UserWarning, stacklevel=5)
+        else:
             self.order = EpochOrder(_length(self.train_dataset), self.request.shuffle, self.request.seed)
 
     @property
@@ -217,6 +232,7 @@ class Program:
                 request.num_nodes,
                 drop_last=drop_last,
                 collate=collate,
+                draws=self.draws,
             )
         assert self.order is not None
         return SharedData(
@@ -229,6 +245,7 @@ class Program:
             drop_last=drop_last,
             collate=collate,
             loader=loader,
+            draws=self.draws,
         )
 
     def _own_source(self, comm: Communicator, remarks: list[str]) -> Source:
@@ -237,10 +254,26 @@ class Program:
         prepared = self.own_dataset if comm.rank == 0 else None
         dataset = prepared if prepared is not None else self._made(comm.rank, train=True)
         sizes = (request.batch_size, request.minibatch_size)
+        draws = Draws(dataset, request.seed)
         if isinstance(dataset, IterableDataset):
-            return StreamedData(dataset, 0, 1, *sizes, comm.world_size, drop_last=drop_last, collate=collate)
+            if comm.rank == 0 and (remark := _unused_loader(request)) is not None:
+                remarks.append(remark)
+            return StreamedData(
+                dataset,
+                0,
+                1,
+                *sizes,
+                comm.world_size,
+                drop_last=drop_last,
+                collate=collate,
+                draws=draws,
+                own=(comm.rank, self._agreed_steps(dataset, draws, comm)),
+            )
+        num_compared = min(request.batch_size, _length(dataset))
+        with draws.at(comm.rank):
+            first = digest_of(dataset[index] for index in range(num_compared))
         with comm.off_clock():
-            facts = comm.all_gather_object((_length(dataset), _fingerprint(dataset, request.batch_size)))
+            facts = comm.all_gather_object((_length(dataset), first))
         prints = {digest for _, digest in facts}
         if comm.world_size > 1 and len(prints) == 1:
             remarks.append(
@@ -258,7 +291,30 @@ class Program:
             drop_last=drop_last,
             collate=collate,
             loader=loader,
+            draws=draws,
         )
+
+    def _agreed_steps(self, dataset: IterableDataset[Any], draws: Draws, comm: Communicator) -> int | None:
+        """After how many steps an epoch ends for all ranks, each with a stream of its own; None: it need not end.
+
+        Streams that do not say how long they are get counted, as far as the run can get, where epochs matter.
+        """
+        request, length = self.request, stream_length(dataset)
+        if length is None and request.num_epochs is not None:
+            most = request.limit(None) * request.batch_size
+            with draws.at(comm.rank, 0):
+                length = sum(1 for _ in islice(dataset, most))
+        with comm.off_clock():
+            lengths = comm.all_gather_object(length)
+        if None in lengths:
+            return None
+        smallest = min(lengths)
+        if not (steps := smallest // request.batch_size):
+            raise InputError(
+                f"fit: the iterable dataset that the factory made for rank {lengths.index(smallest)} has "
+                f"{smallest} samples, too few for a step; return at least {request.batch_size}"
+            )
+        return int(steps)
 
     def _made(self, rank: int, *, train: bool) -> Dataset[Any]:
         """The dataset that the user's factory makes."""
@@ -274,7 +330,9 @@ class Program:
             ) from None
         except ValueError:  # no signature to look at
             pass
-        dataset = factory(**arguments)
+        # Rank 0's may be made in the parent, the validation set by several ranks: alike, whoever makes it.
+        with Draws(None, self.request.seed).at(rank, int(train)):
+            dataset = factory(**arguments)
         if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
             raise InputError(
                 f"fit: the {name} factory returned {type(dataset).__name__} for rank {rank}; return a Dataset"
@@ -291,22 +349,12 @@ def _length(dataset: Any) -> int:
         ) from None
 
 
-def _fingerprint(dataset: Any, num_samples: int) -> str:
-    """A digest of a dataset's first samples, drawn without touching the random streams."""
-    digest = hashlib.sha256()
-    with kept_rng(torch.device("cpu")):
-        for index in range(min(num_samples, len(dataset))):
-            _feed(digest, dataset[index])
-    return digest.hexdigest()
-
-
-def _feed(digest: hashlib._Hash, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, Mapping):
-        _feed(digest, list(value.items()))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _feed(digest, part)
-    else:
-        digest.update(repr(value).encode())
+def _unused_loader(request: FitRequest) -> str | None:
+    """What to tell of loader arguments that a stream has no use for."""
+    loader = collate_of(request.dataloader_kwargs)[2]
+    if not loader:
+        return None
+    return (
+        f"fit: dataloader_kwargs has {', '.join(sorted(loader))}, which an iterable training set does not use: every "
+        "rank reads it by itself; leave that out"
+    )
