@@ -1,4 +1,8 @@
-"""What collectives compute: the value members get, reduced once, in rank order, in the tensors' dtype."""
+"""What collectives compute: the value members get, reduced once, in rank order.
+
+Half precision is accumulated in fp32 and rounded once, at the end: a sum of 300 ones is no 300 in bfloat16, which
+stops counting at 256, and 64 values of 2000 are no mean in fp16, whose largest number is 65504.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Outcome", "combine"]
+__all__ = ["Outcome", "accumulator_dtype", "combine", "reduce_tensors"]
 
 
 @dataclass(frozen=True)
@@ -26,19 +30,25 @@ class Outcome:
         return self.own.get(member, self.shared)
 
 
-def _reduce(tensors: Sequence[Tensor], op: str) -> Tensor:
-    """((t0 op t1) op t2) ... in the tensors' own dtype, so that the bits depend on the rank order alone."""
-    result = tensors[0].clone()
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What values of `dtype` are added up in: halves in fp32, all others in their own."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def reduce_tensors(tensors: Sequence[Tensor], op: str) -> Tensor:
+    """((t0 op t1) op t2) ... for `sum avg product min max`, so that the bits depend on the rank order alone."""
+    dtype = tensors[0].dtype
+    result = tensors[0].to(accumulator_dtype(dtype), copy=True)
     for tensor in tensors[1:]:
         if op in ("sum", "avg"):
             result.add_(tensor)
         elif op == "product":
             result.mul_(tensor)
         elif op == "min":
-            torch.minimum(result, tensor, out=result)
+            torch.minimum(result, tensor.to(result.dtype), out=result)
         else:
-            torch.maximum(result, tensor, out=result)
-    return result.div_(len(tensors)) if op == "avg" else result
+            torch.maximum(result, tensor.to(result.dtype), out=result)
+    return (result.div_(len(tensors)) if op == "avg" else result).to(dtype)
 
 
 def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root: int) -> Outcome:
@@ -50,9 +60,9 @@ def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root:
     firsts = [tensors[0] for tensors in inputs if tensors]
     match name:
         case "all_reduce":
-            return Outcome(shared=(_reduce(firsts, reduce_op),))
+            return Outcome(shared=(reduce_tensors(firsts, reduce_op),))
         case "reduce":
-            return Outcome(own={root: (_reduce(firsts, reduce_op),)})
+            return Outcome(own={root: (reduce_tensors(firsts, reduce_op),)})
         case "broadcast":
             return Outcome(shared=(inputs[root][0],))
         case "all_gather":
@@ -63,7 +73,9 @@ def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root:
             return Outcome(own={member: (part,) for member, part in enumerate(inputs[root])})
         case "reduce_scatter":
             parts = zip(*inputs, strict=True)
-            return Outcome(own={member: (_reduce(part, reduce_op),) for member, part in enumerate(parts)})
+            return Outcome(
+                own={member: (reduce_tensors(part, reduce_op),) for member, part in enumerate(parts)}
+            )
         case "all_to_all":
             return Outcome(own=dict(enumerate(zip(*inputs, strict=True))))
         case "sendrecv":

@@ -93,12 +93,13 @@ class Case:
         return (*self.shape, (member + 2 * part + self.seed) % 3)
 
     def reduced(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The definition: in rank order, in the tensors' own dtype."""
+        """The definition: in rank order, in the tensors' own dtype, of halves in fp32."""
         combine = {"sum": torch.add, "avg": torch.add, "product": torch.mul}.get(
             self.reduce_op, torch.minimum if self.reduce_op == "min" else torch.maximum
         )
-        total = reduce(combine, tensors)
-        return total / len(tensors) if self.reduce_op == "avg" else total
+        is_half = self.dtype in (torch.float16, torch.bfloat16)
+        total = reduce(combine, [tensor.float() for tensor in tensors] if is_half else tensors)
+        return (total / len(tensors) if self.reduce_op == "avg" else total).to(tensors[0].dtype)
 
 
 def expected(case: Case, size: int, member: int) -> Any:

@@ -38,8 +38,8 @@ class GlooCommunicator(Communicator):
     """One rank's communicator over real sockets; made by `launch_gloo` or `from_environment`, and by `group`.
 
     Tensors of any device are staged to the backend's: the CPU under gloo. A tensor that is reduced keeps its
-    dtype (int16 travels as int32, others have no arithmetic in torch and are refused); what is only moved
-    travels as bytes. With `check` each call first compares what members are calling; without it,
+    dtype (int16 travels as int32, halves as fp32, others have no arithmetic in torch and are refused); what is
+    only moved travels as bytes. With `check` each call first compares what members are calling; without it,
     disagreement is what gloo makes of it: wrong values, a time-out, or the end of the process.
     """
 

@@ -25,6 +25,9 @@ _OPS: dict[str, Any] = {
     "product": dist.ReduceOp.PRODUCT,
 }
 
+# How what gloo cannot add up, or not without losing it, travels.
+_WIDER = {torch.int16: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
 
 class Wire:
     """One member's collectives on flat, contiguous tensors of `device`; all of them block.
@@ -42,26 +45,26 @@ class Wire:
         self._place = [torch_order.index(rank) for rank in ranks]  # of member i in the process group
 
     def all_reduce(self, flat: Tensor, op: str) -> None:
-        """Reduce `flat` in place on every member; `avg` divides the sum, in the dtype of the tensor."""
+        """Reduce `flat` in place on every member; `avg` divides the sum. Halves are added up in fp32."""
+        wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self.group is not None and flat.numel():
-            wide = flat.to(torch.int32) if flat.dtype == torch.int16 else flat
             options = dist.AllreduceOptions()
             options.reduceOp = _OPS[op]
             self.group.allreduce([wide], options).wait()
-            flat.copy_(wide)
         if op == "avg":
-            flat.div_(self.size)
+            wide.div_(self.size)
+        flat.copy_(wide)
 
     def reduce(self, flat: Tensor, dst: int, op: str) -> None:
         """Reduce into `flat` of member `dst`; the others' are overwritten with something."""
+        wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self.group is not None and flat.numel():
-            wide = flat.to(torch.int32) if flat.dtype == torch.int16 else flat
             options = dist.ReduceOptions()
             options.reduceOp, options.rootRank = _OPS[op], self._place[dst]
             self.group.reduce([wide], options).wait()
-            flat.copy_(wide)
         if op == "avg":
-            flat.div_(self.size)
+            wide.div_(self.size)
+        flat.copy_(wide)
 
     def broadcast(self, flat: Tensor, src: int) -> None:
         """Overwrite `flat` with member `src`'s."""
