@@ -85,6 +85,17 @@ class Handle(ABC, Generic[T]):
     def is_completed(self) -> bool:
         """Whether `wait()` would return at once; on a simulated network, at this rank's virtual time."""
 
+    def cancel(self) -> bool:
+        """Take a message back that the other side has not called for yet; returns whether that was so.
+
+        A receive that is cancelled takes nothing: the next one of the same sender and tag gets the message. Wait
+        for the handle only where this returns False.
+
+        Raises:
+            InputError: the operation is a collective, which others count on.
+        """
+        raise InputError("cancel: only messages can be cancelled; wait for the handle")
+
 
 class Communicator(ABC):
     """Collective and point-to-point operations of one rank in one group.
@@ -266,9 +277,30 @@ class Communicator(ABC):
         """`isend` and wait."""
         self.isend(tensor, dst, tag).wait()
 
-    def recv(self, tensor: Tensor, src: int, tag: int = 0) -> Tensor:
-        """`irecv` and wait; returns `tensor`."""
-        return self.irecv(tensor, src, tag).wait()
+    @abstractmethod
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
+        """Receive into `tensor` and wait: from `src`, and return `tensor`; or from anyone, and return the rank.
+
+        From anyone means the message with this `tag` that was sent first, at virtual time, ranks in order.
+        """
+
+    @abstractmethod
+    def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
+        """Send `tensor` to a mailbox of rank `dst` and go on at once.
+
+        It leaves now, takes the network as long as any message of its size, and lies in the box until `dst` takes
+        it. Nobody waits for it, and a letter that is never taken is no error. Letters of one rank to one box
+        arrive in order.
+        """
+
+    @abstractmethod
+    def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
+        """What has come to this rank's mailbox and has not been taken: (rank, tensor) pairs in order of arrival.
+
+        While the box is empty it waits up to `wait` seconds (virtual ones on a simulated network) for something to
+        come; with `math.inf` until something comes or nothing ever can: an empty list then says that everyone else
+        has ended or waits likewise. The tensors are the caller's own.
+        """
 
     # --- objects -------------------------------------------------------------------------------------------
 
@@ -354,6 +386,11 @@ class Communicator(ABC):
         return InputError(
             f"rank {self.rank}, checkpoint: {call} is still in flight at the end of the step; "
             "wait for its handle before, or leave checkpoints out"
+        )
+
+    def _mail_not_kept(self) -> InputError:
+        return InputError(
+            f"rank {self.rank}, checkpoint: what lies in mailboxes cannot be kept; leave checkpoints out"
         )
 
     @contextmanager

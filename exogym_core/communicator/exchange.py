@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.communicator.values import Outcome, combine
 from netsim.files.errors import DeadlockError, MismatchError, NetsimError
+from netsim.ranks.kernel import Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
     from collections.abc import Set as AbstractSet
 
     from torch import Tensor
-
-    from netsim.ranks.kernel import Key
 
 __all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
 
@@ -135,9 +134,18 @@ class Exchange:
         self._on_complete(slot)
 
     def _outcome(self, first: Signature, slot: Slot) -> Outcome:
-        if first.name not in ("publish", "fetch"):
+        if first.name not in ("publish", "fetch", "put", "taken", "forget"):
             return combine(first.name, slot.inputs, first.reduce_op, first.root)
         assert isinstance(slot.key.group, tuple)
+        if first.name == "forget":
+            self._slots.pop(Key(*slot.key.group[1:]), None)
+            return Outcome()
+        if first.name in ("put", "taken"):
+            letter = (slot.key.group[1:], slot.key.number)  # of which box, from whom, and which
+            if first.name == "taken":
+                return Outcome(shared=self._shelf.pop(letter))
+            self._shelf[letter] = tuple(tensor.clone() for tensor in slot.inputs[0])
+            return Outcome()
         place = (slot.key.group[1], slot.key.number)  # of whom, and which state
         if first.name == "fetch":
             return Outcome(shared=self._shelf[place])

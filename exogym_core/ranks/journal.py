@@ -13,7 +13,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import Advance, Call, Confirm, Fetch, Join, Key, Mark, Post, Publish, Request, Wait
+from netsim.ranks.kernel import (
+    Advance,
+    Call,
+    Confirm,
+    Fetch,
+    FirstSent,
+    Join,
+    Key,
+    Mark,
+    Post,
+    Publish,
+    Put,
+    Request,
+    Take,
+    Wait,
+    Withdraw,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +108,14 @@ def _plain(request: Request) -> list[Any]:
             return ["publish", *request]
         case Fetch():
             return ["fetch", *request]
+        case Put():
+            return ["put", *request]
+        case Take():
+            return ["take", request.box, str(request.seconds), request.is_past]
+        case FirstSent():
+            return ["receive", *request]
+        case Withdraw():
+            return ["withdraw", *request]
         case Mark():
             return ["mark", request.row]
         case _:
@@ -114,6 +138,14 @@ def _request(record: list[Any]) -> Request:
             return Publish(Key(_tuples(group), _tuples(number)), num_bytes)
         case ["fetch", group, *rest]:
             return Fetch(_tuples(group), *rest)
+        case ["put", box, number, call]:
+            return Put(_tuples(box), number, Call(*map(_tuples, call)))
+        case ["take", box, seconds, is_past]:
+            return Take(_tuples(box), float(seconds), is_past)
+        case ["receive", keys, is_past]:
+            return FirstSent(tuple(Key(*map(_tuples, key)) for key in keys), is_past)
+        case ["withdraw", [group, number], is_past]:
+            return Withdraw(Key(_tuples(group), _tuples(number)), is_past)
         case ["mark", row]:
             return Mark(row)
     raise ValueError(f"no request: {record!r}")

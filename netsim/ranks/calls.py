@@ -37,6 +37,7 @@ class _InFlight:
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     num_waited: int = 0
     is_off: bool = False  # ended undone
+    members: list[int] = field(default_factory=list)  # of a message: who has posted, in order
 
 
 def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
@@ -75,6 +76,10 @@ class Calls:
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
         self._asleep: dict[int, Call] = {}
+        self._sent: dict[
+            Key, None
+        ] = {}  # messages that nobody has begun to receive, in the order of their posts
+        self._wanted: dict[Key, simpy.Event] = {}  # messages that somebody would take, whoever is first
         self._dissolved: set[Hashable] = set()
 
     def post(self, rank: int, post: Post) -> None:
@@ -90,12 +95,44 @@ class Calls:
         if self._on_span is not None:
             flight.posted_at[rank] = self._clock.now
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
-            flight.enter(post.member, post.call)
+            self._post_message(flight, post)
             return
         lane = self._lanes.setdefault((post.key.group, rank), deque())
         lane.append((flight, post))
         if len(lane) <= self._width:
             flight.enter(post.member, post.call)
+
+    def _post_message(self, flight: _InFlight, post: Post) -> None:
+        flight.members.append(post.member)
+        flight.enter(post.member, post.call)
+        if post.member == 1:
+            self._sent.pop(post.key, None)
+        elif len(flight.members) == 1:
+            self._sent[post.key] = None
+            wanted = self._wanted.get(post.key)
+            if wanted is not None and not wanted.triggered:
+                wanted.succeed()
+
+    def first_sent(self, keys: tuple[Key, ...]) -> Generator[simpy.Event, None, Key]:
+        """Which of these messages, which differ in their sender, has been sent first; waits until one is."""
+        while (found := next((key for key in self._sent if key in keys), None)) is None:
+            wanted = self._clock.event()
+            self._wanted |= dict.fromkeys(keys, wanted)
+            yield wanted
+            for key in keys:
+                del self._wanted[key]
+        return found
+
+    def withdraw(self, key: Key) -> bool:
+        """Undo the only post of a message; False if both sides have posted, or it is over."""
+        flight = self._in_flight.get(key)
+        if flight is None or len(flight.members) != 1:
+            return False
+        flight.is_off = True
+        flight.cancel()
+        del self._in_flight[key]
+        self._sent.pop(key, None)
+        return True
 
     def _start(self, key: Key, call: Call) -> _InFlight:
         play = self._play if len(set(call.ranks)) > 1 else instant_play

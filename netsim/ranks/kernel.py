@@ -19,6 +19,7 @@ from simpy import Interrupt
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
 from netsim.ranks.calls import Calls, Play, instant_play
+from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
 from netsim.ranks.reach import Reach
 from netsim.ranks.requests import (
@@ -31,14 +32,19 @@ from netsim.ranks.requests import (
     Exit,
     Fetch,
     Fetched,
+    FirstSent,
     Join,
     Key,
+    Letter,
     Mark,
     Post,
     Publish,
+    Put,
     Question,
     Request,
+    Take,
     Wait,
+    Withdraw,
 )
 from netsim.ranks.spans import Diary, Span
 
@@ -59,18 +65,23 @@ __all__ = [
     "Exit",
     "Fetch",
     "Fetched",
+    "FirstSent",
     "Join",
     "Kernel",
     "Key",
+    "Letter",
     "Mark",
     "Play",
     "Post",
     "Publish",
+    "Put",
     "Question",
     "Request",
     "Span",
     "StampedRow",
+    "Take",
     "Wait",
+    "Withdraw",
     "instant_play",
 ]
 
@@ -156,6 +167,7 @@ class Kernel:
         self._computing: set[int] = set()
         self._standing: set[int] = set()  # ranks whose hosts are down
         self._calls = Calls(self.clock, play, collectives_in_flight, on_span)
+        self._mailboxes = Mailboxes(self.clock, play, instant_play)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
         self._asking: dict[int, str] = {}
@@ -189,7 +201,7 @@ class Kernel:
         left, these are lost: they go on alone, to their own end. Else this raises DeadlockError, which tells the
         reason and who waits.
         """
-        if self._meetings.is_under_way:
+        if self._meetings.is_under_way or self._mailboxes.let_one_go():
             return
         goes_on = self._has_ended and self._meetings.have_met
         if goes_on and self._standing | self._meetings.waiting == self._running:
@@ -251,12 +263,15 @@ class Kernel:
                 self._on_row(StampedRow(rank, *times, request.row))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
-            elif isinstance(request, Join | Confirm | Fetch):
+            elif isinstance(request, Join | Confirm | Fetch | Take | FirstSent | Withdraw):
                 log.append(request._replace(is_past=True))
                 yield from self._question(rank, request)
             elif isinstance(request, Publish):
                 log.append(request)
                 self._meetings.publish(rank, request)
+            elif isinstance(request, Put):
+                log.append(request)
+                self._mailboxes.put(request)
             else:
                 self.end_seconds[rank] = clock.now
                 self._running.discard(rank)
@@ -266,19 +281,28 @@ class Kernel:
     def _answer_to(self, rank: int, key: Key | None) -> float | bool:
         return float(self.clock.now) if key is None else self._calls.is_done(rank, key)
 
-    def _question(self, rank: int, question: Join | Confirm | Fetch) -> Generator[simpy.Event, None, None]:
+    def _question(
+        self, rank: int, question: Join | Confirm | Fetch | Take | FirstSent | Withdraw
+    ) -> Generator[simpy.Event, None, None]:
         play: Generator[simpy.Event, None, Answer]
-        if isinstance(question, Join):
-            play = self._meetings.join(question)
-        elif isinstance(question, Confirm):
-            play = self._meetings.confirm(question)
-        else:
-            play = self._meetings.fetch(rank, question)
+        match question:
+            case Join():
+                play = self._meetings.join(question)
+            case Confirm():
+                play = self._meetings.confirm(question)
+            case Fetch():
+                play = self._meetings.fetch(rank, question)
+            case Take():
+                play = self._mailboxes.take(rank, question)
+            case FirstSent():
+                play = self._calls.first_sent(question.keys)
+            case Withdraw():
+                play = _at_once(self._calls.withdraw(question.key))
         name = type(question).__name__.lower()
         self._asking[rank] = f"in {name}"
         answer = yield from self._wait(rank, name, play)
         del self._asking[rank]
-        if answer is None:
+        if answer is None:  # of a Fetch
             self._lost.add(rank)
         if not question.is_past:
             self._answer(rank, answer)
@@ -341,3 +365,9 @@ class Kernel:
     def unfinished_spans(self) -> list[Span]:
         """What ranks are doing at this instant, as far as it has come: for a run that ends here."""
         return self._diary.unfinished() + self._calls.unfinished_spans()
+
+
+def _at_once(answer: Answer) -> Generator[simpy.Event, None, Answer]:
+    """An answer that takes no time."""
+    return answer
+    yield  # makes this a generator

@@ -18,14 +18,19 @@ __all__ = [
     "Exit",
     "Fetch",
     "Fetched",
+    "FirstSent",
     "Join",
     "Key",
+    "Letter",
     "Mark",
     "Post",
     "Publish",
+    "Put",
     "Question",
     "Request",
+    "Take",
     "Wait",
+    "Withdraw",
 ]
 
 
@@ -173,10 +178,70 @@ class Fetched(NamedTuple):
     num_bytes: int
 
 
-Question = Ask | Join | Confirm | Fetch
+class Letter(NamedTuple):
+    """What lies in a box: who has put it there, and its number among that rank's letters to the box."""
+
+    source: int
+    number: int
+
+
+class Put(NamedTuple):
+    """Bring this to a box; I go on at once, and so does whoever it is for.
+
+    Attributes:
+        box: the box's name; one rank takes from it.
+        number: of my letters to that box.
+        call: a message, from me to that rank.
+    """
+
+    box: Hashable
+    number: int
+    call: Call
+
+
+class Take(NamedTuple):
+    """Tell me what has come to my box and has not been taken.
+
+    Attributes:
+        box: the box's name.
+        seconds: while the box is empty, wait so long for something to come; `math.inf`: until something
+            comes or nothing ever can.
+        is_past: as for `Join`.
+    """
+
+    box: Hashable
+    seconds: float = 0.0
+    is_past: bool = False
+
+
+class FirstSent(NamedTuple):
+    """FirstSent the first message of several that has been sent, or will be; tell me which when I have it.
+
+    Attributes:
+        keys: the messages that could come next, one a sender.
+        is_past: as for `Join`.
+    """
+
+    keys: tuple[Key, ...]
+    is_past: bool = False
+
+
+class Withdraw(NamedTuple):
+    """Take my part of a message back, unless the other side has posted its own; tell me whether that was so.
+
+    Attributes:
+        key: the name of the message.
+        is_past: as for `Join`.
+    """
+
+    key: Key
+    is_past: bool = False
+
+
+Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw
 """A request that is answered, at the rank's virtual time."""
 
-Answer = float | tuple[Arrival, ...] | Fetched | None
+Answer = float | tuple[Arrival, ...] | tuple[Letter, ...] | Fetched | Key | None
 """None: what was to be fetched can never be had."""
 
 
@@ -184,4 +249,4 @@ class Exit(NamedTuple):
     """I am through."""
 
 
-Request = Advance | Post | Wait | Mark | Question | Publish | Exit
+Request = Advance | Post | Wait | Mark | Question | Publish | Put | Exit

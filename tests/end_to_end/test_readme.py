@@ -1,4 +1,4 @@
-"""The README's snippets and commands run as they stand (training commands with fewer steps)."""
+"""Snippets of the README and of docs/, and the README's commands, run as they stand (training with fewer steps)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,20 @@ def blocks(language: str) -> list[str]:
 COMMANDS = [shlex.split(line) for text in blocks("sh") for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("snippet", blocks("python"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    pytest.param(snippet, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, snippet in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+    )
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
 def test_python_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "README.md", "exec"), {"__name__": "__main__"})
+    exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
     assert not list(tmp_path.iterdir()), "bare fit() writes nothing"
 
 

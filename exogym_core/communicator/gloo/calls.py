@@ -15,6 +15,7 @@ import torch
 
 from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.gloo.agreement import ENDED, call_record, disagreement
+from exogym_core.communicator.gloo.mail import Letters
 from exogym_core.communicator.gloo.messages import Mailbox
 from exogym_core.communicator.gloo.wire import Wire
 
@@ -75,6 +76,8 @@ class GlooRank:
         Raises:
             DeadlockError: another rank waits for a call that this one will never make, or the reverse.
         """
+        for calls in self.groups:
+            calls.letters.end()
         if self.rendezvous.check:
             # In all groups at once: in which of them another rank waits is not known.
             endings = [calls.end() for calls in self.groups if len(calls.ranks) > 1]
@@ -101,6 +104,7 @@ class GroupCalls:
         wire: carries tensors.
         control: carries what members tell each other; always gloo, on the CPU.
         mail: messages.
+        letters: mailboxes.
     """
 
     def __init__(self, rank: GlooRank, groups: ProcessGroups, ranks: Sequence[int], member: int) -> None:
@@ -108,6 +112,7 @@ class GroupCalls:
         self.wire = Wire(groups.data, ranks, member, rank.rendezvous.device)
         self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
         self.mail = Mailbox(self.control, self.ranks, rank.rendezvous)
+        self.letters = Letters(self.control, groups.store, rank.rendezvous)
         self._rank, self._member, self._queue = rank, member, _CallQueue()
         rank.groups.append(self)
 

@@ -237,6 +237,25 @@ class GlooCommunicator(Communicator):
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
         return self._calls.mail.receive(flat, src, tag, signature, lambda got: write_back(tensor, got))
 
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
+        if src is not None:
+            return self.irecv(tensor, src, tag).wait()
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        found = self._calls.mail.receive_any(flat, tag, self._signature("sendrecv", [tensor], side="recv"))
+        write_back(tensor, flat)
+        return found
+
+    def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
+        self._check_rank("put", "dst", dst)
+        self._count("send" if dst != self.rank else "recv", [tensor])
+        flat = flattened(tensor, self._calls.control.device, own=True)
+        self._calls.letters.put(flat.reshape(tensor.shape), dst, box)
+
+    def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
+        if not wait >= 0:
+            raise InputError(f"rank {self.rank}, take: wait={wait!r}; give seconds from 0 up, or math.inf")
+        return self._calls.letters.take(box, wait)
+
     # --- how every call goes -------------------------------------------------------------------------------
 
     def _collective(
@@ -312,6 +331,8 @@ class GlooCommunicator(Communicator):
             raise self._still_in_flight(next(iter(state.in_flight.values())))
         if not all(calls.mail.is_empty for calls in state.groups):
             raise self._still_in_flight("a message")
+        if any(calls.letters.is_used for calls in state.groups):
+            raise self._mail_not_kept()
         return {"traffic": asdict(state.traffic)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
 
-__all__ = ["Mailbox"]
+__all__ = ["Mailbox", "message_slot"]
 
 T = TypeVar("T")
 
@@ -38,11 +38,17 @@ _LATE_SECONDS = 1.0
 class _MessageHandle(Handle[T]):
     """A message on its way: `finish` waits for it, `deliver` hands over what came."""
 
-    def __init__(self, finish: _Finish, deliver: Callable[[], T]) -> None:
+    def __init__(
+        self,
+        finish: _Finish,
+        deliver: Callable[[], T],
+        cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
+    ) -> None:
         self._finish, self._deliver = finish, deliver
         self._watcher: threading.Thread | None = None
         self._error: BaseException | None = None
         self._result: list[T] = []
+        self._cancel = cancel
         self.done = False
 
     def wait(self) -> T:
@@ -57,6 +63,9 @@ class _MessageHandle(Handle[T]):
             self._watcher = threading.Thread(target=self._watch, name="gloo message", daemon=True)
             self._watcher.start()
         return self.done
+
+    def cancel(self) -> bool:
+        return not self.is_completed() and self._cancel(self)
 
     def settle(self, limit_seconds: float | None = None) -> None:
         """Wait for the message, without handing over what came; with a limit, only so long."""
@@ -92,6 +101,10 @@ class Mailbox:
         self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
         self._to_self: defaultdict[int, _Loop] = defaultdict(_Loop)
         self._posted: list[_MessageHandle[Any]] = []
+        # gloo cannot take a receive back: the next one like it gets what it brings.
+        self._left: defaultdict[tuple[int, int, int], list[tuple[_MessageHandle[Any], Tensor]]] = defaultdict(
+            list
+        )
 
     def send(self, flat: Tensor, dst: int, tag: int, signature: Signature) -> Handle[None]:
         """Start to send `flat`, which belongs to the message from now on, to member `dst`."""
@@ -100,8 +113,8 @@ class Mailbox:
         else:
             works = []
             if self._rendezvous.check:
-                works.append(self._wire.send(call_record(signature), dst, _slot("record", tag)))
-            works.append(self._wire.send(flat, dst, _slot(tag, flat.nbytes)))
+                works.append(self._wire.send(call_record(signature), dst, message_slot("record", tag)))
+            works.append(self._wire.send(flat, dst, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, dst, works, None)
         return self._post(finish, lambda: None)
 
@@ -109,16 +122,46 @@ class Mailbox:
         self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
     ) -> Handle[T]:
         """Start to receive from member `src` into `flat`, to be handed to `deliver` by the handle's `wait`."""
+        lane = (src, tag, flat.nbytes)
+        if self._left[lane]:
+            earlier, into = self._left[lane].pop(0)
+            return self._post(earlier.settle, lambda: deliver(into), self._leave(lane, into))
         if src == self._wire.member:
             finish = self._to_self[tag].receive(flat, signature)
         else:
             works, record = [], None
             if self._rendezvous.check:
                 record = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
-                works.append(self._wire.receive(record, src, _slot("record", tag)))
-            works.append(self._wire.receive(flat, src, _slot(tag, flat.nbytes)))
+                works.append(self._wire.receive(record, src, message_slot("record", tag)))
+            works.append(self._wire.receive(flat, src, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, src, works, record)
-        return self._post(finish, lambda: deliver(flat))
+        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat))
+
+    def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
+        """Receive from whoever is first into `flat`; returns the member."""
+        me = self._ranks[self._wire.member]
+        waiting = f"rank {me} waits for anyone in {signature}"
+        if not self._rendezvous.check:
+            return self._rendezvous.tell(
+                waiting, lambda: self._wire.receive_any(flat, message_slot(tag, flat.nbytes))
+            )
+        record = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
+        src = self._rendezvous.tell(
+            waiting, lambda: self._wire.receive_any(record, message_slot("record", tag))
+        )
+        _judge((self._ranks[src], me), record, signature)
+        self._rendezvous.tell(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
+        return src
+
+    def _leave(self, lane: tuple[int, int, int], flat: Tensor) -> Callable[[_MessageHandle[Any]], bool]:
+        """What cancels a receive: its own work goes on, for the next one like it."""
+
+        def cancel(handle: _MessageHandle[Any]) -> bool:
+            self._left[lane].append((handle, flat))
+            self._posted.remove(handle)
+            return True
+
+        return cancel
 
     @property
     def is_empty(self) -> bool:
@@ -134,8 +177,13 @@ class Mailbox:
         for handle in self._posted:
             handle.settle(_LATE_SECONDS if self._rendezvous.check else None)
 
-    def _post(self, finish: _Finish, deliver: Callable[[], T]) -> Handle[T]:
-        handle = _MessageHandle(finish, deliver)
+    def _post(
+        self,
+        finish: _Finish,
+        deliver: Callable[[], T],
+        cancel: Callable[[_MessageHandle[Any]], bool] = lambda handle: False,
+    ) -> Handle[T]:
+        handle = _MessageHandle(finish, deliver, cancel)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
 
@@ -205,6 +253,6 @@ def _judge(ranks: tuple[int, int], theirs: Tensor, mine: Signature) -> None:
         raise error
 
 
-def _slot(*key: object) -> int:
+def message_slot(*key: object) -> int:
     """A number for gloo to match by; of keys that differ, two in 2^31 share one."""
     return zlib.crc32(repr(key).encode()) & 0x7FFFFFFF

@@ -39,10 +39,14 @@ class ConnectionLostError(RankError):
 
 
 class ProcessGroups(NamedTuple):
-    """The process groups of some ranks: `data` for tensors, `control` always gloo; None for a rank alone."""
+    """The process groups of some ranks: `data` for tensors, `control` always gloo, and their store.
+
+    All are None for a rank alone.
+    """
 
     data: Any
     control: Any
+    store: Store | None
 
 
 @dataclass
@@ -99,7 +103,7 @@ class Rendezvous:
     def join(self) -> ProcessGroups:
         """Connect to all other ranks; returns the group of the whole run."""
         if self.num_ranks == 1:
-            return ProcessGroups(None, None)
+            return ProcessGroups(None, None, None)
 
         def start() -> ProcessGroups:
             self._store = self._sealed(self._open_store())
@@ -114,7 +118,7 @@ class Rendezvous:
             MismatchError: a member names other ranks, or another order.
         """
         if len(ranks) == 1:
-            return ProcessGroups(None, None)
+            return ProcessGroups(None, None, None)
         call = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
 
         def start() -> ProcessGroups:
@@ -195,11 +199,14 @@ class Rendezvous:
         control = dist.ProcessGroupGloo(PrefixStore("gloo", store), *place, timeout=self._timeout)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
+        notes = PrefixStore("letters", store)
         if self.backend == "gloo":
-            return ProcessGroups(control, control)
+            return ProcessGroups(control, control, notes)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        return ProcessGroups(dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control)
+        return ProcessGroups(
+            dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control, notes
+        )
 
     def _authenticate(self, wire: Wire, ranks: list[int]) -> None:
         """Show every other member, on the connection to it, that this rank knows the secret."""

@@ -137,6 +137,12 @@ class Wire:
         work: dist.Work = self.group.recv([_bytes(flat)], self._place[src], slot)
         return work
 
+    def receive_any(self, flat: Tensor, slot: int) -> int:
+        """Receive from whichever member is first, and wait; returns the member."""
+        work = self.group.recv_anysource([_bytes(flat)], slot)
+        work.wait()
+        return self._place.index(work._source_rank())
+
     def close(self) -> None:
         """Give the group's connections and threads back."""
         if self.group is not None:

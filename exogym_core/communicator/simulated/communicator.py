@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.parts import parts_of, scatter_parts
+from exogym_core.communicator.simulated.mail import MailRanks, message_lane
 from exogym_core.communicator.simulated.port import Port, RankState, ScheduleBook
 from exogym_core.communicator.simulated.present import PresentRanks, signature_of
 from netsim.files.errors import InputError
@@ -29,6 +30,7 @@ from netsim.ranks.kernel import (
     Mark,
     Post,
     Wait,
+    Withdraw,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +55,10 @@ class _SimulatedHandle(Handle[T]):
         member: int,
         deliver: Callable[[tuple[Tensor, ...]], T],
         on_clock: bool,
+        signature: Signature,
     ) -> None:
         self._comm, self._key, self._ticket, self._member = comm, key, ticket, member
+        self._signature = signature
         self._deliver, self._on_clock = deliver, on_clock
         self._open = (key, member)
         self._result: list[T] = []
@@ -76,8 +80,18 @@ class _SimulatedHandle(Handle[T]):
             return bool(self._comm._ask(Ask(self._key))) and self._comm._port.ready(self._ticket)
         return self._comm._port.ready(self._ticket)
 
+    def cancel(self) -> bool:
+        if self._signature.name != "sendrecv":
+            raise InputError(f"rank {self._comm.rank}, cancel: {self._signature} is no message; wait for it")
+        if self._result or not self._on_clock or self._signature.side == "send":
+            return False
+        is_off = bool(self._comm._ask(Withdraw(self._key)))
+        if is_off:
+            self._comm._withdrawn(self._key, self._ticket, self._signature)
+        return is_off
 
-class SimulatedCommunicator(PresentRanks):
+
+class SimulatedCommunicator(PresentRanks, MailRanks):
     """One rank's communicator on the simulated network.
 
     Args:
@@ -190,12 +204,18 @@ class SimulatedCommunicator(PresentRanks):
         ranks = (self._ranks[src], self._ranks[dst])
         signature = signature_of("sendrecv", [like], "", 0, on_clock=not self._state.off_clock, side=side)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
-        lane = ("message", self._group_id, src, dst, tag)
+        lane = message_lane(self._group_id, src, dst, tag)
         number = self._next_number(lane, side)
         member = 0 if side == "send" else 1
         return self._post(Key(lane, number), call, member, signature, tensors, deliver)
 
     # --- posting -------------------------------------------------------------------------------------------
+
+    def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
+        """Keep a receive that has been taken back for the next one of its lane: its values may be here already."""
+        self._state.in_flight.pop((key, 1), None)
+        self._state.num_calls[key.group, "recv"] -= 1
+        self._state.withdrawn[key] = (ticket, signature)
 
     def _collective(
         self,
@@ -239,12 +259,16 @@ class SimulatedCommunicator(PresentRanks):
         deliver: Callable[[tuple[Tensor, ...]], T],
     ) -> Handle[T]:
         on_clock = not self._state.off_clock
-        ticket = self._port.post(key, call.ranks, member, signature, tensors)
+        ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
+        if ticket is None:
+            ticket = self._port.post(key, call.ranks, member, signature, tensors)
+        elif earlier.agreed() != signature.agreed():
+            raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
         if on_clock:
             self._count(call, member, tensors)
             self._request(Post(key, member, call))
         self._state.in_flight[key, member] = signature
-        return _SimulatedHandle(self, key, ticket, member, deliver, on_clock)
+        return _SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
         traffic = self._state.traffic
@@ -334,6 +358,8 @@ class SimulatedCommunicator(PresentRanks):
         state = self._state
         if state.in_flight:
             raise self._still_in_flight(next(iter(state.in_flight.values())))
+        if state.has_mail or state.withdrawn:
+            raise self._mail_not_kept()
         return {
             "traffic": asdict(state.traffic),
             "pending_seconds": state.pending_seconds,
@@ -351,6 +377,10 @@ class SimulatedCommunicator(PresentRanks):
 
     def finish(self) -> None:
         """The rank is through; its communicators must not be used any more."""
+        for key in self._state.withdrawn:  # nobody receives these any more
+            signature = signature_of("forget", [], "", 0, on_clock=True)
+            of_run = self._ranks[self.rank]
+            self._port.post(Key(("forget", *key), 0), (of_run,), 0, signature, [])
         self._request(Exit())
 
 

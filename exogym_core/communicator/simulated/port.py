@@ -63,4 +63,8 @@ class RankState:
     num_calls: Counter[Hashable] = field(default_factory=Counter)
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
+    has_mail: bool = False  # has put or taken letters
+    withdrawn: dict[Key, tuple[Any, Signature]] = field(
+        default_factory=dict
+    )  # receives taken back, with tickets
     in_flight: dict[tuple[Key, int], Signature] = field(default_factory=dict)  # posted, not waited for

@@ -1,0 +1,103 @@
+"""Messages that nobody waits for: mailboxes, receiving from anyone, and receives that are taken back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, cast
+
+from exogym_core.communicator.base import Communicator
+from exogym_core.communicator.simulated.present import signature_of
+from netsim.files.errors import InputError
+from netsim.ranks.kernel import Call, FirstSent, Key, Put, Take
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.simulated.port import Port, RankState
+    from netsim.ranks.kernel import Answer, Letter, Question, Request
+
+__all__ = ["MailRanks", "message_lane"]
+
+
+def message_lane(group_id: Hashable, src: int, dst: int, tag: int) -> Hashable:
+    """The name of the messages of a group from one rank to another, which are counted on both sides."""
+    return ("message", group_id, src, dst, tag)
+
+
+class MailRanks(Communicator):
+    """The part of a simulated communicator whose messages come when they come."""
+
+    _port: Port
+    _state: RankState
+    _ranks: tuple[int, ...]
+    _group_id: Hashable
+
+    @abstractmethod
+    def _ask(self, question: Question) -> Answer:
+        """The kernel's answer, at this rank's virtual time."""
+
+    @abstractmethod
+    def _request(self, request: Request) -> None:
+        """Append to this rank's stream."""
+
+    @abstractmethod
+    def _next_number(self, lane: Hashable, side: str = "") -> int:
+        """How many have had a number of that lane before."""
+
+    @abstractmethod
+    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
+        """Count what a call sends."""
+
+    def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
+        self._check_rank("put", "dst", dst)
+        self._check_mail("put")
+        ranks = (self._ranks[self.rank], self._ranks[dst])
+        name = self._box(dst, box)
+        number = self._next_number(name, "put")
+        signature = signature_of("put", [tensor], "", 0, on_clock=True)
+        given = [tensor.detach()]
+        self._port.post(Key(("put", name, ranks[0]), number), ranks[:1], 0, signature, given)
+        call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
+        self._count(call, 0, given)
+        self._request(Put(name, number, call))
+
+    def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
+        self._check_mail("take")
+        if not wait >= 0:
+            raise InputError(f"rank {self.rank}, take: wait={wait!r}; give seconds from 0 up, or math.inf")
+        name = self._box(self.rank, box)
+        letters = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
+        of_run = self._ranks[self.rank]
+        taken = []
+        for source, number in letters:
+            signature = signature_of("taken", [], "", 0, on_clock=True)
+            key = Key(("taken", name, source), number)
+            ticket = self._port.post(key, (of_run,), 0, signature, [])
+            (tensor,) = self._port.take(ticket, 0)
+            taken.append((self._ranks.index(source), tensor.clone()))
+            self._port.taken(ticket)
+        return taken
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
+        if src is not None:
+            return self.irecv(tensor, src, tag).wait()
+        self._check_mail("recv")
+        senders = {
+            Key(lane, self._state.num_calls[lane, "recv"]): peer
+            for peer in range(self.world_size)
+            if peer != self.rank
+            for lane in [message_lane(self._group_id, peer, self.rank, tag)]
+        }
+        found = senders[cast("Key", self._ask(FirstSent(tuple(senders))))]
+        self.irecv(tensor, found, tag).wait()
+        return found
+
+    def _box(self, dst: int, box: str) -> Hashable:
+        return (self._group_id, dst, box)
+
+    def _check_mail(self, call: str) -> None:
+        if self._state.off_clock or self._state.repeating:
+            raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
+        self._state.has_mail = True
