@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.communicator.values import Outcome, combine
 from netsim.files.errors import DeadlockError, MismatchError, NetsimError
-from netsim.ranks.kernel import Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
     from collections.abc import Set as AbstractSet
 
     from torch import Tensor
+
+    from netsim.ranks.kernel import Key
 
 __all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
 
@@ -138,7 +139,7 @@ class Exchange:
             return combine(first.name, slot.inputs, first.reduce_op, first.root)
         assert isinstance(slot.key.group, tuple)
         if first.name == "forget":
-            self._slots.pop(Key(*slot.key.group[1:]), None)
+            self._slots.pop(slot.key.group[1:], None)  # type: ignore[call-overload]
             return Outcome()
         if first.name in ("put", "taken"):
             letter = (slot.key.group[1:], slot.key.number)  # of which box, from whom, and which

@@ -138,6 +138,10 @@ class SealedStore(Store):
         """Whether all `keys` are there."""
         return bool(self._inner.check(keys))
 
+    def add(self, key: str, amount: int) -> int:
+        """Count: the sum of all that has been added under `key`."""
+        return int(self._inner.add(key, amount))
+
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """How long `get` and `wait` wait."""
         self._inner.set_timeout(timeout)
