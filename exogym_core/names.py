@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["file_name", "unique_labels", "visible", "visible_text"]
+__all__ = ["file_name", "seeded_name", "unique_labels", "visible", "visible_text"]
 
 _MAX_LENGTH = 80
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
@@ -26,6 +27,23 @@ def file_name(text: str, default: str = "run") -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     name = _UNSAFE.sub("-", plain).lstrip(".-").rstrip(".-")[:_MAX_LENGTH].rstrip(".-")
     return f"{name or default}-" if _RESERVED.fullmatch(name) else name or default
+
+
+def seeded_name(label: str, seed: int | None) -> str:
+    """What the files of a strategy are called: its label, and where there are several seeds, the seed.
+
+    >>> seeded_name("SPARTA+DiLoCo", None), seeded_name("DiLoCo", 2)
+    ('SPARTA+DiLoCo', 'DiLoCo.seed-2')
+    """
+    name = file_name(label)
+    if seed is None:
+        return name
+    suffix = f".seed-{seed}"
+    if len(name) + len(suffix) > _MAX_LENGTH:
+        # Cut so that names which differ at their ends only stay apart.
+        mark = hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
+        name = f"{name[: _MAX_LENGTH - len(suffix) - len(mark) - 1]}-{mark}"
+    return f"{name}{suffix}"
 
 
 def unique_labels(names: Sequence[tuple[str, str | None]]) -> list[str]:

@@ -72,6 +72,22 @@ def _is_resumed(resume: Path | None, **others: object) -> bool:
     return True
 
 
+def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
+    """A number of seeds, or a list of them."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        told = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
+        raise click.BadParameter(told, context, parameter)
+    return [int(number) for number in numbers] if "," in value else int(value)
+
+
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder, summary and verdict."
+)
+
+
 def _run_options(command: Callable[..., None]) -> Callable[..., None]:
     """What `run` and `compare` have in common."""
     for option in reversed(
@@ -109,6 +125,13 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
                 callback=_not_empty,
                 help="The run's folder, new or empty [runs/<name>-<n>].",
             ),
+            click.option(
+                "--seeds",
+                metavar="N",
+                callback=_seeds,
+                help="Each strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.",
+            ),
+            _json,
             _debug,
         ]
     ):
@@ -137,16 +160,18 @@ def run(
     scale: str | None,
     overrides: tuple[str, ...],
     out: str | None,
+    seeds: int | list[int] | None,
+    as_json: bool,
     strategy: str | None,
     trace: bool,
 ) -> None:
     """Train with one strategy of EXPERIMENT, or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "strategy": strategy}
+    given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds, "strategy": strategy}
     if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return resume_run(resume, trace=trace)
+        return resume_run(resume, trace=trace, as_json=as_json)
     assert experiment is not None
-    loaded = _load(experiment, topology, protocol, overrides, scale)
+    loaded = _load(experiment, topology, protocol, seeds, overrides, scale)
     if strategy is not None:
         loaded = loaded.only(strategy)
     elif len(loaded.strategies) > 1:
@@ -155,7 +180,7 @@ def run(
             f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
-    return train(loaded, out, trace=trace)
+    return train(loaded, out, trace=trace, as_json=as_json)
 
 
 @cli.command()
@@ -168,24 +193,27 @@ def compare(
     scale: str | None,
     overrides: tuple[str, ...],
     out: str | None,
+    seeds: int | list[int] | None,
+    as_json: bool,
 ) -> None:
     """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out}
+    given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds}
     if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return resume_run(resume)
+        return resume_run(resume, as_json=as_json)
     assert experiment is not None
-    return train(_load(experiment, topology, protocol, overrides, scale), out)
+    return train(_load(experiment, topology, protocol, seeds, overrides, scale), out, as_json=as_json)
 
 
 @cli.command()
 @click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@_json
 @_debug
-def report(run_folder: Path) -> None:
+def report(run_folder: Path, as_json: bool) -> None:
     """Build the plots and the page of RUN again, from its metrics."""
     from exogym_core.results.record import RunFolder
 
-    show_report(RunFolder.open(run_folder))
+    show_report(RunFolder.open(run_folder), as_json=as_json)
 
 
 @cli.command()
@@ -283,13 +311,18 @@ def _fail(message: str, code: int) -> int:
 
 
 def _load(
-    path: Path, topology: str | None, protocol: str | None, overrides: Iterable[str], scale: str | None
+    path: Path,
+    topology: str | None,
+    protocol: str | None,
+    seeds: int | list[int] | None,
+    overrides: Iterable[str],
+    scale: str | None,
 ) -> Experiment:
     from exogym_core.app.experiment import Experiment
 
     if topology is not None and Path(topology).is_file():
         # A path in the experiment is relative to its file, one on the command line to where we are.
         topology = str(Path(topology).resolve())
-    given = {"topology": topology, "protocol": protocol}
+    given = {"topology": topology, "protocol": protocol, "seeds": seeds}
     options = {key: value for key, value in given.items() if value is not None}
     return Experiment.load(path, list(overrides), options, scale)

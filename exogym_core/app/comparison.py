@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Sized
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.app.tracking import open_loggers
 from exogym_core.cost.compute import Compute
+from exogym_core.names import seeded_name, visible
 from exogym_core.results.history import FitResult
+from exogym_core.results.record import RecordError
+from exogym_core.results.seeds import Tally
 from exogym_core.training.trainer import Trainer
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.app.experiment import Experiment, StrategySettings
     from exogym_core.results.record import RunFolder
@@ -33,7 +39,7 @@ class Audience(Protocol):
     """Who is told what happens, in host time."""
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
-        """A strategy starts; `position` counts from 1."""
+        """A strategy starts (with several seeds, one of them); `position` of so many counts from 1."""
 
     def event(self, row: Mapping[str, Any]) -> None:
         """A row of metrics, with its `kind`."""
@@ -50,39 +56,129 @@ def compare(
     resume: bool = False,
     trace: bool = False,
 ) -> list[dict[str, Any]]:
-    """Train with each strategy from the same initial parameters, on the same data in the same order.
+    """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
-    Whatever ends the run early, what was done is saved, marked incomplete, and the exception goes on. With
-    `resume`, strategies that were finished in this folder are kept, and one that was not goes on from its
-    last checkpoint. With `trace`, `trace.json.gz` tells what the last strategy did.
+    All strategies meet a seed before any meets the next. One that fails is marked and warned of, is not tried
+    with further seeds, and the others go on. Whatever else ends the run early, what was done is saved, marked
+    incomplete, and the exception goes on. With `resume`, what was finished in this folder is kept, and what was
+    not, or failed, goes on from its last checkpoint. With `trace`, `trace.json.gz` tells what the last run did.
 
     Returns:
         The summary: one object a strategy.
 
     Raises:
-        InputError: the task, the model or an option is wrong.
+        InputError: the task, the model or an option is wrong, such that nothing can be trained.
+        RankError: the only strategy failed.
     """
-    entries = folder.finished() if resume else []
-    folder.write_summary(entries)
+    tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
+    if resume:
+        tally.take_finished(folder.read_summary())
+    folder.write_summary(tally.summary())
     task = experiment.build_task()
-    for position, entry in enumerate(experiment.strategies, start=1):
-        if any(finished["name"] == entry.label for finished in entries):
+    failures: list[Exception] = []
+    for number, (seed, entry) in enumerate(product(experiment.seeds, experiment.strategies), start=1):
+        if tally.knows(str(entry.label), seed) or tally.has_failed(str(entry.label)):
             continue
-        trainer = Trainer(experiment.build_model(task), task.train, task.validation)
-        audience.begin(str(entry.label), position, len(experiment.strategies), experiment.settings.steps)
+        run = _Run(experiment, entry, seed, task, folder, tally)
         try:
-            model = _fit(trainer, experiment, task, entry, folder, audience, trace=trace)
+            experiment = run.train(audience, number, trace=trace)
+        except RecordError:
+            raise
+        except Exception as error:
+            failures.append(error)
+            if _concerns_all(failures, tally) or len(experiment.strategies) == 1:
+                raise
+            run.fail(error)
+            label = visible(entry.label, 40)
+            warnings.warn(
+                f"{label} failed: {_first_line(error)}; the others go on", UserWarning, stacklevel=2
+            )
+    if len(failures) == len(experiment.strategies):
+        raise failures[0]
+    return tally.summary()
+
+
+def _concerns_all(failures: Sequence[Exception], tally: Tally) -> bool:
+    """Whether nothing was trained yet and two strategies were refused in the same words: the experiment is wrong."""
+    refused = all(isinstance(error, InputError) for error in failures)
+    if not refused or len(failures) < 2 or str(failures[0]) != str(failures[-1]):
+        return False
+    return all(entry.get("failed") and not entry["steps"] for entry in tally.summary())
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One strategy with one seed."""
+
+    experiment: Experiment
+    entry: StrategySettings
+    seed: int
+    task: Task
+    folder: RunFolder
+    tally: Tally
+
+    @property
+    def file_seed(self) -> int | None:
+        """The seed as it stands in the names of files: only where there are several."""
+        return self.seed if len(self.experiment.seeds) > 1 else None
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        return seeded_name(str(self.entry.label), self.file_seed)
+
+    def train(self, audience: Audience, number: int, *, trace: bool) -> Experiment:
+        """Train and save; returns the experiment with what was found out."""
+        experiment = self.experiment.with_seed(self.seed)
+        trainer = Trainer(experiment.build_model(self.task), self.task.train, self.task.validation)
+        num_runs = len(self.experiment.strategies) * len(self.experiment.seeds)
+        told = str(self.entry.label) + (f" seed {self.seed}" if self.file_seed is not None else "")
+        audience.begin(told, number, num_runs, experiment.settings.steps)
+        try:
+            model = _fit(trainer, experiment, self, audience, trace=trace)
         except BaseException as error:
             stopped = trainer.result or FitResult()
             if stopped.history or not isinstance(error, InputError):
                 audience.end(stopped)
-                _save(folder, experiment, entry, stopped, None, entries)
+                self.save(stopped, None)
             raise
         result = trainer.result or FitResult()
         audience.end(result)
-        experiment = _settled(experiment, result, folder)
-        _save(folder, experiment, entry, result, model.state_dict(), entries)
-    return entries
+        settled = _settled(self.experiment, result, self.folder)
+        self.save(result, model.state_dict())
+        return settled
+
+    def save(self, result: FitResult, state: Mapping[str, Any] | None) -> None:
+        """Metrics, model and summary."""
+        self.folder.write_strategy(
+            str(self.entry.label),
+            result.history,
+            result.validation,
+            state,
+            result.correlation,
+            seed=self.file_seed,
+        )
+        self._note(summary_entry(self.experiment, self.entry, result))
+
+    def fail(self, error: Exception) -> None:
+        """Mark it as failed, with what is known of it."""
+        label = str(self.entry.label)
+        if not self.tally.knows(label, self.seed):
+            self._note(summary_entry(self.experiment, self.entry, FitResult()))
+        for line in str(error).splitlines()[1:]:
+            self.folder.log(line)
+        known = self.tally.entry(label, self.seed)
+        known.pop("incomplete", None)
+        self._note(known | {"failed": True, "error": visible(_first_line(error), 500)})
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        self.tally.add(str(self.entry.label), self.seed, entry)
+        self.folder.write_summary(self.tally.summary())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, NetsimError) else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0]
 
 
 def _settled(experiment: Experiment, result: FitResult, folder: RunFolder) -> Experiment:
@@ -125,16 +221,8 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
     return summary
 
 
-def _fit(
-    trainer: Trainer,
-    experiment: Experiment,
-    task: Task,
-    entry: StrategySettings,
-    folder: RunFolder,
-    audience: Audience,
-    *,
-    trace: bool,
-) -> Any:
+def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience, *, trace: bool) -> Any:
+    task, entry, folder = run.task, run.entry, run.folder
     settings = experiment.settings
     device: dict[str, Any] = {}
     if isinstance(settings.device, list):
@@ -144,9 +232,9 @@ def _fit(
     workers = settings.workers.model_dump(exclude={"count"})
     checkpoints: dict[str, Any] = {}
     if settings.checkpoint is not None:
-        path = folder.make_folder("checkpoints", str(entry.label))
+        path = folder.make_folder("checkpoints", run.name)
         checkpoints = {"checkpoint_interval": settings.checkpoint.every, "resume_from": path}
-    with open_loggers(experiment, folder, str(entry.label)) as loggers:
+    with open_loggers(experiment, folder, run.name) as loggers:
 
         def tell(row: Mapping[str, Any]) -> None:
             audience.event(row)
@@ -189,19 +277,6 @@ def _placed(experiment: Experiment, error: InputError) -> InputError:
     key = _KEYS.get(told[1], told[1]) if told else ""
     path = (key,) if key in type(experiment.settings).model_fields else ()
     return experiment.document.error(path, error)
-
-
-def _save(
-    folder: RunFolder,
-    experiment: Experiment,
-    entry: StrategySettings,
-    result: FitResult,
-    state: Mapping[str, Any] | None,
-    entries: list[dict[str, Any]],
-) -> None:
-    folder.write_strategy(str(entry.label), result.history, result.validation, state, result.correlation)
-    entries.append(summary_entry(experiment, entry, result))
-    folder.write_summary(entries)
 
 
 def _num_samples(wanted: int | None, validation: Any) -> int:

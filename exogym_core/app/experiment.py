@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "Evaluate", "Experiment", "Named", "Settings", "StrategySettings", "Workers"]
 
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Named(Schema):
@@ -120,6 +121,8 @@ class Settings(Schema):
         target_loss: of the averaged model; how soon it is reached is the comparison.
         checkpoint: None: no checkpoints.
         seed: of everything random.
+        seeds: a number of them, counted up from `seed`, or a list; None: `seed` alone. In the resolved form a list.
+        network_seed: of the network's own draws (drift); None: each run's seed.
         loggers: where metrics go besides the CSV files that are always written.
         scales: name -> what `--scale` of that name replaces, in the key paths of `--set`. Not part of the
             resolved form.
@@ -143,7 +146,9 @@ class Settings(Schema):
     evaluate: Evaluate = Evaluate()
     target_loss: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
     checkpoint: Checkpoint | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
+    seeds: Count | Annotated[list[Seed], Field(min_length=1)] | None = None
+    network_seed: Seed | None = None
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=["csv"])
     scales: dict[str, dict[str, Any]] = Field(default={})
 
@@ -179,7 +184,7 @@ class Experiment:
         cls,
         path: str | Path,
         overrides: Sequence[str] = (),
-        options: Mapping[str, str] | None = None,
+        options: Mapping[str, object] | None = None,
         scale: str | None = None,
     ) -> Experiment:
         """Read an experiment file.
@@ -203,7 +208,8 @@ class Experiment:
     ) -> Experiment:
         """Check a document; relative topology files are looked for in `folder` first."""
         settings = validate(Settings, document)
-        settings = settings.model_copy(update={"name": settings.name or default_name})
+        name = settings.name or default_name
+        settings = settings.model_copy(update={"name": name, **_resolved_seeds(settings, document)})
         labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
         experiment = cls(
             settings=settings,
@@ -220,6 +226,25 @@ class Experiment:
         for entry in experiment.strategies:
             experiment.build_strategy(entry)
         return experiment
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds with which every strategy is run."""
+        seeds = self.settings.seeds
+        return seeds if isinstance(seeds, list) else [self.settings.seed]
+
+    def with_seed(self, seed: int) -> Experiment:
+        """This with one seed alone: of data order, jitter and, without a `network_seed`, the network's draws.
+
+        The seed of a drift is what the topology says, and this added.
+        """
+        settings = self.settings.model_copy(update={"seed": seed, "seeds": None})
+        shift = seed if settings.network_seed is None else settings.network_seed
+        topology = self.topology
+        if topology is not None and shift and topology.weather.drift:
+            drift = tuple(replace(each, seed=each.seed + shift) for each in topology.weather.drift)
+            topology = replace(topology, weather=replace(topology.weather, drift=drift))
+        return replace(self, settings=settings, topology=topology)
 
     def only(self, name: str) -> Experiment:
         """This with the one strategy of that name or label.
@@ -364,6 +389,20 @@ def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
         # What is called may tell the key itself, for callers without a document.
         told = str(error).removeprefix(f"{'.'.join(map(str, path))}: ")
         raise document.error(path, type(error)(told)) from error
+
+
+def _resolved_seeds(settings: Settings, document: Document) -> dict[str, Any]:
+    """`seed` and `seeds` as they are stored: a list of two and more, or none."""
+    given, first = settings.seeds, settings.seed
+    if given is None:
+        return {}
+    seeds = given if isinstance(given, list) else [first + number for number in range(given)]
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise document.error(("seeds",), f"{twice} is there twice: give each seed once")
+    if "seed" in settings.model_fields_set and first not in seeds:
+        raise document.error(("seed",), f"{first} is none of seeds: leave seed out")
+    return {"seed": seeds[0], "seeds": seeds if len(seeds) > 1 else None}
 
 
 def _load_topology(settings: Settings, document: Document, folder: Path) -> Topology | None:

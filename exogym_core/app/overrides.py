@@ -49,7 +49,7 @@ class _Overridden(Document):
 def apply_overrides(
     document: Document,
     overrides: Sequence[str],
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
     scale: str | None = None,
 ) -> Document:
     """`document` with keys replaced by `key.path=value` texts, and top-level keys by `options` of that name.
@@ -79,7 +79,8 @@ def apply_overrides(
         flags[path] = flag
     for name, given in (options or {}).items():
         data[name] = given
-        flags[(name,)] = f"--{name} {given}"
+        told = ",".join(map(str, given)) if isinstance(given, list) else given
+        flags[(name,)] = f"--{name} {told}"
     return _Overridden(document.where, data, lines, flags)
 
 

@@ -5,9 +5,10 @@ Also how that ends early, in order, and how it goes on.
 
 from __future__ import annotations
 
+import json
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -17,7 +18,7 @@ from exogym_core.names import visible
 from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from exogym_core.app.experiment import Experiment
@@ -31,8 +32,12 @@ _PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
 _WIDEST_TABLE = 200  # there
 
 
-def train(experiment: Experiment, out: str | None, *, trace: bool = False) -> None:
-    """Train with every strategy of the experiment, into the folder `out` or a new one of runs/."""
+def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_json: bool = False) -> None:
+    """Train with every strategy of the experiment, into the folder `out` or a new one of runs/.
+
+    Raises:
+        Exit: with code 1, after table and page, where a strategy failed and others did not.
+    """
     from exogym_core.results.record import RunFolder
 
     with _interruptible(len(experiment.strategies)) as begin:
@@ -40,8 +45,9 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False) -> No
         try:
             folder.write_text("experiment.yaml", experiment.to_yaml())
             folder.write_environment()
-            _compare(experiment, folder, trace=trace)
-            show_report(folder)
+            entries = _compare(experiment, folder, trace=trace)
+            show_report(folder, as_json=as_json)
+            _tell_failures(entries)
         except InputError:
             # Found before any training: such as data that are not where the task was told to look.
             if not folder.read_summary():
@@ -49,7 +55,7 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False) -> No
             raise
 
 
-def resume_run(path: Path, *, trace: bool = False) -> None:
+def resume_run(path: Path, *, trace: bool = False, as_json: bool = False) -> None:
     """Go on with what was stopped, as its folder says; leave alone what is finished."""
     from exogym_core.app.experiment import Experiment
     from exogym_core.results.record import RunFolder
@@ -57,14 +63,18 @@ def resume_run(path: Path, *, trace: bool = False) -> None:
     folder = RunFolder.open(path)
     experiment = Experiment.load(path / "experiment.yaml")
     if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
+        if as_json:
+            click.echo(_json_document(folder))
+            return
         click.echo(f"{visible(path)}: this run is finished and left as it is")
         click.echo(str(path))
         return
     with _interruptible(len(experiment.strategies)) as begin:
         begin(folder).clean()
         folder.log("resumed")
-        _compare(experiment, folder, resume=True, trace=trace)
-        show_report(folder)
+        entries = _compare(experiment, folder, resume=True, trace=trace)
+        show_report(folder, as_json=as_json)
+        _tell_failures(entries)
 
 
 @contextmanager
@@ -104,7 +114,9 @@ def _interrupted(folder: RunFolder, num_strategies: int) -> str:
     )
 
 
-def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False, trace: bool = False) -> None:
+def _compare(
+    experiment: Experiment, folder: RunFolder, *, resume: bool = False, trace: bool = False
+) -> list[dict[str, Any]]:
     from exogym_core.app.comparison import compare
     from exogym_core.app.progress import progress_for
 
@@ -117,14 +129,40 @@ def _compare(experiment: Experiment, folder: RunFolder, *, resume: bool = False,
     with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        compare(experiment, folder, progress, resume=resume, trace=trace)
+        return compare(experiment, folder, progress, resume=resume, trace=trace)
 
 
-def show_report(folder: RunFolder) -> None:
-    """Write the page, and print table, sentence, digest and, as the last line, the folder."""
+def _tell_failures(entries: Sequence[Mapping[str, Any]]) -> None:
+    failed = [visible(entry["name"], 40) for entry in entries if entry.get("failed")]
+    if failed:
+        told = f"error: {len(failed)} of {len(entries)} strategies failed: {', '.join(failed)} (see above)"
+        click.echo(told, err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _json_document(folder: RunFolder) -> str:
+    """What `--json` prints: summary, verdict, digest and the folder."""
+    from exogym_core.results.report import Results, verdict
+
+    decision = verdict(Results.load(folder))
+    document = {
+        "run_folder": str(folder.path),
+        "digest": folder.digest(),
+        "winner": decision.winner,
+        "verdict": decision.text,
+        "summary": folder.read_summary(),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def show_report(folder: RunFolder, *, as_json: bool = False) -> None:
+    """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON."""
     from exogym_core.results.report import Results, rich_table, verdict, write_report
 
     write_report(folder)
+    if as_json:
+        click.echo(_json_document(folder))
+        return
     results = Results.load(folder)
     decision = verdict(results)
     console = stdout(_WIDEST_TABLE)

@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.names import file_name, visible
+from exogym_core.names import file_name, seeded_name, visible
 from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -222,9 +222,14 @@ class RunFolder:
         validation: Sequence[Mapping[str, Any]],
         state: Mapping[str, Tensor] | None,
         correlation: Sequence[Mapping[str, Any]] = (),
+        *,
+        seed: int | None = None,
     ) -> None:
-        """Metrics of one strategy, and the averaged model's state and comparisons of replicas, if any."""
-        name = file_name(label)
+        """Metrics of one strategy, and the model's state and comparisons of replicas, if any.
+
+        `seed` is given where the run has several: each has files of its own.
+        """
+        name = seeded_name(label, seed)
         self.write_text(f"metrics/{name}.csv", csv_text(history, TRAIN_COLUMNS))
         self.write_text(f"metrics/{name}.validation.csv", csv_text(validation, VALIDATION_COLUMNS))
         if correlation:
@@ -274,7 +279,9 @@ class RunFolder:
         Raises:
             InputError: the summary is damaged.
         """
-        return [entry for entry in self.read_summary() if not entry.get("incomplete")]
+        return [
+            entry for entry in self.read_summary() if not (entry.get("incomplete") or entry.get("failed"))
+        ]
 
     def read_summary(self) -> list[dict[str, Any]]:
         """The summary's objects; an empty list where no strategy has ended yet.
@@ -295,13 +302,15 @@ class RunFolder:
             raise InputError(f"{visible(path)}: is no summary: expected a list of objects with a name")
         return entries
 
-    def read_metrics(self, label: str, kind: str = "") -> list[dict[str, float]]:
+    def read_metrics(self, label: str, kind: str = "", seed: int | None = None) -> list[dict[str, float]]:
         """Rows of one strategy's metrics (`kind` "") or validation metrics ("validation"), numbers only.
+
+        `seed` says whose where the run has several.
 
         Raises:
             InputError: the file is damaged.
         """
-        path = self.path / "metrics" / f"{file_name(label)}{'.' if kind else ''}{kind}.csv"
+        path = self.path / "metrics" / f"{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv"
         if not path.is_file():
             return []
         try:

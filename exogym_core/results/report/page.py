@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["network_matrix", "render_page", "write_report"]
 
 _CAPTIONS = {
-    "loss_against_time": "Loss of the averaged model against virtual time.",
-    "loss_against_bytes": "Loss of the averaged model against payload bytes that left a worker.",
+    "loss_against_time": "Loss of the judged model against virtual time.",
+    "loss_against_bytes": "Loss of the judged model against payload bytes that left a worker.",
     "where_the_time_went": "Virtual time in which workers computed, and waited for the network or each other.",
 }
 _MAX_PLACES = 24  # a larger matrix is not read by anyone
@@ -66,11 +66,19 @@ def render_page(results: Results, pictures: dict[str, bytes]) -> str:
         headings=table_headings(results),
         rows=list(zip([result.name for result in results.strategies], table_cells(results), strict=True)),
         pictures=[
-            (_CAPTIONS[name], base64.b64encode(picture).decode()) for name, picture in pictures.items()
+            (_caption(name, results), base64.b64encode(picture).decode())
+            for name, picture in pictures.items()
         ],
         network=network_matrix(results.settings.get("topology")),
         experiment=results.experiment_yaml,
     )
+
+
+def _caption(name: str, results: Results) -> str:
+    if name == "where_the_time_went" or len(results.seeds) == 1:
+        return _CAPTIONS[name]
+    band = f"Lines are means over {len(results.seeds)} seeds, bands go from the lowest to the highest seed."
+    return f"{_CAPTIONS[name]} {band}"
 
 
 def network_matrix(topology: Any) -> dict[str, Any] | None:
@@ -121,5 +129,5 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("steps", visible(settings.get("steps"))),
         ("batch size per worker", visible(settings.get("batch_size"))),
         ("network", visible(topology.get("name", "")) if isinstance(topology, dict) else "none"),
-        ("seed", visible(settings.get("seed"))),
+        ("seed" if len(results.seeds) == 1 else "seeds", visible(", ".join(map(str, results.seeds)), 60)),
     ]

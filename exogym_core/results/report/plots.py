@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from exogym_core.results.report.results import Results
+    from exogym_core.results.report.results import Results, StrategyResult
 
 __all__ = ["draw_plots"]
 
@@ -89,13 +89,17 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float) -> b
     """A line a strategy over `column`; False where there is nothing to draw."""
     ends: list[float] = []
     for position, result in enumerate(results.strategies):
-        places = result.at_steps(column)
-        points = [(places[step] / divisor, loss) for step, loss in result.losses if step in places]
-        if len(points) < 2 or points[-1][0] <= 0:
+        curve = _curve(result, column, divisor)
+        if len(curve) < 2 or curve[-1].place <= 0:
             continue
-        ends.append(points[-1][0])
-        label = visible(result.name, 30) + (" (incomplete)" if result.incomplete else "")
-        axes.plot(*zip(*points, strict=True), label=label, **_line(position, len(points)))
+        ends.append(curve[-1].place)
+        state = " (failed)" if result.error is not None else " (incomplete)" if result.incomplete else ""
+        style = _line(position, len(curve))
+        places = [point.place for point in curve]
+        axes.plot(places, [point.loss for point in curve], label=visible(result.name, 30) + state, **style)
+        if len(result.runs) > 1:
+            least, most = [point.least for point in curve], [point.most for point in curve]
+            axes.fill_between(places, least, most, color=style["color"], alpha=0.18, linewidth=0)
     if not ends:
         return False
     if max(ends) > _WIDE_RANGE * min(ends):
@@ -119,9 +123,33 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float) -> b
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[-1] in "25" else "")
-    axes.set_ylabel("loss of the averaged model")
+    axes.set_ylabel("loss of the judged model")
     axes.legend(loc="best")
     return True
+
+
+class _Point(NamedTuple):
+    """One step of a curve: means over seeds of where it is and of the loss, and the loss's range."""
+
+    place: float
+    loss: float
+    least: float
+    most: float
+
+
+def _curve(result: StrategyResult, column: str, divisor: float) -> list[_Point]:
+    """Loss by step over a column, for the steps that all runs have."""
+    runs = []
+    for run in result.runs:
+        places = run.at_steps(column)
+        runs.append({step: (places[step] / divisor, loss) for step, loss in run.losses if step in places})
+    curve = []
+    for step in sorted(set(runs[0]).intersection(*runs[1:])) if runs else []:
+        steps = [run[step] for run in runs]
+        losses = [loss for _, loss in steps]
+        place = sum(place for place, _ in steps) / len(steps)
+        curve.append(_Point(place, sum(losses) / len(losses), min(losses), max(losses)))
+    return curve
 
 
 def _line(position: int, num_points: int) -> dict[str, Any]:

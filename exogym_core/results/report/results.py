@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.record import RunFolder
 
-__all__ = ["BASELINE", "Results", "StrategyResult"]
+__all__ = ["BASELINE", "Results", "SeedResult", "StrategyResult"]
 
 BASELINE = "AllReduce"
 """The strategy that savings are told against."""
@@ -26,28 +26,18 @@ _NUMBERS = (
     "compute_utilisation",
     "bytes_sent_per_worker",
     "wan_bytes",
+    "computing_seconds",
+    "network_seconds",
+    "waiting_seconds",
 )
-
-
+_TARGETS = ("held", "touched", "missed")
 _ABSENCE = {"rank", "step", "virtual_seconds", "back_step", "back_virtual_seconds"}
 
 
 @dataclass(frozen=True)
-class StrategyResult:
-    """One strategy's line of the summary and its metrics; None is 'not known' or 'never'.
+class _Figures:
+    """What a run came to; None is 'not known' or 'never'. Meanings are those of DESIGN's 'Columns'."""
 
-    Attributes:
-        name: its label.
-        strategy: the strategy's own name.
-        incomplete: it was stopped before its last step.
-        dropped_peers: absences of ranks that it went on without.
-        train: rows of training metrics.
-        validation: rows of validation metrics.
-        The others are the summary's, with the meanings of DESIGN's 'Columns'.
-    """
-
-    name: str
-    strategy: str
     final_loss: float | None = None
     accuracy: float | None = None
     virtual_seconds: float | None = None
@@ -55,21 +45,77 @@ class StrategyResult:
     compute_utilisation: float | None = None
     bytes_sent_per_worker: float | None = None
     wan_bytes: float | None = None
-    steps: int | None = None
-    incomplete: bool = False
+    computing_seconds: float | None = None
+    network_seconds: float | None = None
+    waiting_seconds: float | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class SeedResult(_Figures):
+    """One strategy's run with one seed, and its metrics.
+
+    Attributes:
+        seed: which.
+        complete: it came to its end.
+        dropped_peers: absences of ranks that it went on without.
+        train, validation: rows of metrics.
+    """
+
+    seed: int = 0
+    complete: bool = True
     dropped_peers: Sequence[Mapping[str, Any]] = ()
     train: Sequence[Mapping[str, float]] = field(default=(), repr=False)
     validation: Sequence[Mapping[str, float]] = field(default=(), repr=False)
 
     @property
     def losses(self) -> list[tuple[float, float]]:
-        """(step, loss) of the averaged model where it was evaluated, else of training."""
-        judged = [(row["step"], row["global_loss"]) for row in self.validation if "global_loss" in row]
-        return judged or [(row["step"], row["train_loss"]) for row in self.train if "train_loss" in row]
+        """(step, loss) of the judged model where it was evaluated, else of training."""
+        for column in ("judged_loss", "global_loss"):
+            judged = [(row["step"], row[column]) for row in self.validation if column in row]
+            if judged:
+                return judged
+        return [(row["step"], row["train_loss"]) for row in self.train if "train_loss" in row]
 
     def at_steps(self, column: str) -> dict[float, float]:
         """A column of the training metrics by step; 0 at step 0, before anything has happened."""
-        return {0.0: 0.0} | {row["step"]: row[column] for row in self.train if column in row}
+        places = {0.0: 0.0} | {row["step"]: row[column] for row in self.train if column in row}
+        if column == "virtual_seconds":
+            judged = "judged_virtual_seconds"  # when the model came to exist that was judged then
+            places |= {row["step"]: row[judged] for row in self.validation if judged in row}
+        return places
+
+
+@dataclass(frozen=True)
+class StrategyResult(_Figures):
+    """One strategy's object of the summary, means over seeds, and its runs.
+
+    Attributes:
+        name: its label.
+        strategy: the strategy's own name.
+        deviations: `<field>` -> standard deviation over the seeds, where there are several.
+        steps: done by each worker.
+        judged: which model is judged; None in runs that do not say.
+        collectives: operation -> algorithms that it used.
+        incomplete: it was stopped before its last step, or its last seed.
+        error: the line it failed with; None where it did not.
+        runs: one a seed that has been begun, in the order of the seeds.
+    """
+
+    name: str = ""
+    strategy: str = ""
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    steps: int | None = None
+    judged: str | None = None
+    collectives: Mapping[str, Any] = field(default_factory=dict)
+    incomplete: bool = False
+    error: str | None = None
+    runs: Sequence[SeedResult] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end, with every seed."""
+        return not self.incomplete and self.error is None
 
 
 @dataclass(frozen=True)
@@ -97,12 +143,21 @@ class Results:
         document = load_document(path)
         if not isinstance(document.data, dict):
             raise document.error((), "is no experiment: expected a mapping")
-        entries = folder.read_summary()
+        seeds = document.data.get("seeds")
         return cls(
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
-            strategies=[_strategy_result(folder, entry) for entry in entries],
+            strategies=[
+                _strategy_result(folder, entry, document.data.get("seed"), isinstance(seeds, list))
+                for entry in folder.read_summary()
+            ],
         )
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds with which every strategy is run."""
+        seeds = self.settings.get("seeds")
+        return seeds if isinstance(seeds, list) else [self.settings.get("seed") or 0]
 
     @property
     def target_loss(self) -> float | None:
@@ -114,7 +169,7 @@ class Results:
     def baseline(self) -> StrategyResult | None:
         """The strategy that savings are told against, if it ran to its end."""
         for result in self.strategies:
-            if result.strategy == BASELINE and not result.incomplete:
+            if result.strategy == BASELINE and result.ended:
                 return result
         return None
 
@@ -126,18 +181,52 @@ class Results:
         return len(self.strategies) < num_wanted or any(result.incomplete for result in self.strategies)
 
 
-def _strategy_result(folder: RunFolder, entry: Mapping[str, Any]) -> StrategyResult:
+def _strategy_result(
+    folder: RunFolder, entry: Mapping[str, Any], seed: Any, has_seeds: bool
+) -> StrategyResult:
     where = f"{folder.path / 'summary.json'}: {entry['name']}"
+    runs = entry.get("by_seed") if has_seeds else [{**entry, "seed": seed if isinstance(seed, int) else 0}]
+    if not isinstance(runs, list) or not all(
+        isinstance(run, dict) and isinstance(run.get("seed"), int) for run in runs
+    ):
+        raise InputError(f"{where}: by_seed: expected a list of objects with a seed")
+    deviations = {key: _number(entry.get(f"{key}_std"), f"{where}: {key}_std") for key in _NUMBERS}
+    collectives, error = entry.get("collectives"), entry.get("error")
     return StrategyResult(
         name=entry["name"],
         strategy=str(entry.get("strategy", entry["name"])),
+        deviations={key: value for key, value in deviations.items() if value is not None},
         steps=entry["steps"] if isinstance(entry.get("steps"), int) else None,
+        judged=str(entry["judged"]) if entry.get("judged") is not None else None,
+        collectives=collectives if isinstance(collectives, dict) else {},
         incomplete=bool(entry.get("incomplete", False)),
-        dropped_peers=_absences(entry.get("dropped_peers"), where),
-        train=folder.read_metrics(entry["name"]),
-        validation=folder.read_metrics(entry["name"], "validation"),
-        **{key: _number(entry.get(key), f"{where}: {key}") for key in _NUMBERS},
+        error=str(error or "it failed") if entry.get("failed") else None,
+        runs=[_seed_result(folder, str(entry["name"]), run, has_seeds, where) for run in runs],
+        **_figures(entry, where),
     )
+
+
+def _seed_result(
+    folder: RunFolder, name: str, run: Mapping[str, Any], has_seeds: bool, where: str
+) -> SeedResult:
+    seed = run["seed"] if has_seeds else None
+    return SeedResult(
+        seed=run["seed"],
+        complete=not (run.get("incomplete") or run.get("failed")),
+        dropped_peers=_absences(run.get("dropped_peers"), where),
+        train=folder.read_metrics(name, seed=seed),
+        validation=folder.read_metrics(name, "validation", seed=seed),
+        **_figures(run, where),
+    )
+
+
+def _figures(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    target = entry.get("target")
+    if target is not None and target not in _TARGETS:
+        raise InputError(f"{where}: target: expected one of {', '.join(_TARGETS)}, got {target!r}")
+    if target is None and entry.get("virtual_seconds_to_target") is not None:
+        target = "held"  # written before there was the word
+    return {"target": target} | {key: _number(entry.get(key), f"{where}: {key}") for key in _NUMBERS}
 
 
 def _number(value: Any, where: str) -> float | None:

@@ -13,13 +13,16 @@ from exogym_core.names import visible
 from netsim.files.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from exogym_core.results.report.results import Results, StrategyResult
 
 __all__ = ["ratio", "rich_table", "table_cells", "table_headings"]
 
 _UNKNOWN = "-"
+_PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 _GAP = 2  # between columns of a terminal's table
-_LEAST_NEEDED = (7, 8, 9, 2, 6, 5)  # columns in the order in which a narrow terminal goes without them
+_LEAST_NEEDED = (7, 8, 9, 3, 6, 5)  # columns in the order in which a narrow terminal goes without them
 
 
 def table_headings(results: Results) -> list[str]:
@@ -27,10 +30,10 @@ def table_headings(results: Results) -> list[str]:
     target = results.target_loss
     return [
         "strategy",
+        f"to loss {target:g}" if target is not None else "to target",
         "final loss",
         "accuracy",
         "virtual time",
-        f"to loss {target:g}" if target is not None else "to target",
         "compute utilisation",
         "sent per worker",
         "sent over WAN",
@@ -93,31 +96,59 @@ def ratio(baseline: float | None, value: float | None) -> str:
     return f"{quotient:.3g}x"
 
 
-def _seconds_text(results: Results, seconds: float) -> str:
+def _seconds_text(results: Results, seconds: float, deviation: float | None) -> str:
     """Seconds in one unit for the whole table, so that rows compare at a glance."""
     longest = max(result.virtual_seconds or 0.0 for result in results.strategies)
     size, unit = (3600.0, "h") if longest >= 20_000 else (1.0, "s")
     value = seconds / size
-    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+    text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{text}{_spread(deviation, lambda each: f'{each / size:.2g}')} {unit}"
+
+
+def _spread(deviation: float | None, write: Callable[[float], str]) -> str:
+    """The deviation behind a mean, where seeds differ."""
+    return f" {_PLUS_MINUS} {write(deviation)}" if deviation else ""
+
+
+def _target_text(results: Results, result: StrategyResult) -> str:
+    """When the target was reached, or how not."""
+    seconds = result.virtual_seconds_to_target
+    if result.target == "held" and seconds is not None:
+        return _seconds_text(results, seconds, result.deviations.get("virtual_seconds_to_target"))
+    if results.target_loss is None or result.virtual_seconds is None:
+        return _UNKNOWN
+    held = sum(run.target == "held" for run in result.runs)
+    if held:
+        return f"with {held} of {len(result.runs)} seeds"
+    return "not held" if any(run.target == "touched" for run in result.runs) else "never"
+
+
+def _name_text(result: StrategyResult) -> str:
+    name = visible(result.name, 40)
+    if result.error is not None:
+        return f"{name} (failed)"
+    return f"{name} (incomplete)" if result.incomplete else name
+
+
+def _number_text(value: float | None, deviation: float | None, form: str) -> str:
+    if value is None:
+        return _UNKNOWN
+    return f"{value:{form}}{_spread(deviation, lambda each: f'{each:{form}}')}"
 
 
 def _cells(results: Results, result: StrategyResult) -> list[str]:
-    baseline = results.baseline
-    comparable = baseline is not None and baseline is not result and not result.incomplete
-    name = visible(result.name, 40)
-    reached = result.virtual_seconds_to_target
-    never = "never" if results.target_loss is not None and result.virtual_seconds is not None else _UNKNOWN
+    baseline = results.baseline if result.ended and results.baseline is not result else None
+    deviations = result.deviations
+    seconds = result.virtual_seconds
     return [
-        f"{name} (incomplete)" if result.incomplete else name,
-        _UNKNOWN if result.final_loss is None else f"{result.final_loss:.4f}",
-        _UNKNOWN if result.accuracy is None else f"{result.accuracy:.1%}",
-        _UNKNOWN if result.virtual_seconds is None else _seconds_text(results, result.virtual_seconds),
-        never if reached is None else _seconds_text(results, reached),
-        _UNKNOWN if result.compute_utilisation is None else f"{result.compute_utilisation:.1%}",
+        _name_text(result),
+        _target_text(results, result),
+        _number_text(result.final_loss, deviations.get("final_loss"), ".4f"),
+        _number_text(result.accuracy, deviations.get("accuracy"), ".1%"),
+        _UNKNOWN if seconds is None else _seconds_text(results, seconds, deviations.get("virtual_seconds")),
+        _number_text(result.compute_utilisation, deviations.get("compute_utilisation"), ".1%"),
         _UNKNOWN if result.bytes_sent_per_worker is None else format_bytes(result.bytes_sent_per_worker),
         _UNKNOWN if result.wan_bytes is None else format_bytes(result.wan_bytes),
-        ratio(baseline.bytes_sent_per_worker, result.bytes_sent_per_worker)
-        if comparable and baseline
-        else _UNKNOWN,
-        ratio(baseline.virtual_seconds, result.virtual_seconds) if comparable and baseline else _UNKNOWN,
+        ratio(baseline.bytes_sent_per_worker, result.bytes_sent_per_worker) if baseline else _UNKNOWN,
+        ratio(baseline.virtual_seconds, seconds) if baseline else _UNKNOWN,
     ]

@@ -1,18 +1,20 @@
-"""One or two sentences: who wins and why, or that nobody does."""
+"""A few sentences: who wins and why, or that nobody does."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.report.table import ratio
+from exogym_core.results.seeds import mean_and_deviation
 from netsim.files.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from exogym_core.results.report.results import Results, StrategyResult
+    from exogym_core.results.report.results import Results, SeedResult, StrategyResult
 
 __all__ = ["Verdict", "verdict"]
 
@@ -22,95 +24,292 @@ _CLOSE = 1.05  # a lead of less than this is called close
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentence, and the winner's name where there is one."""
+    """The sentences, and the winner's name where there is one."""
 
     text: str
     winner: str | None = None
 
 
 def verdict(results: Results) -> Verdict:
-    """The winner: who reaches the target loss first in virtual time, else who ends with the lowest loss.
+    """The winner: who reaches the target loss first in virtual time, with every seed, and holds it.
 
-    Only strategies that ran to their end compete. Those that never sent anything are told apart, and so are
-    ranks that a strategy went on without.
+    Without a target, who ends with the lowest loss with every seed. Only strategies that ran to their end compete,
+    on the seeds that all of them have finished. Those that failed, touched the target without holding it, never
+    sent anything, or went on without ranks are told apart.
     """
-    decision = _judged(results)
-    return Verdict(decision.text + _silent(results) + _absent(results), decision.winner)
+    contest = _Contest.of(results)
+    decision = _decided(contest)
+    text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
+    return Verdict(text, decision.winner)
 
 
-def _judged(results: Results) -> Verdict:
-    ended = [result for result in results.strategies if not result.incomplete]
-    judged = [result for result in ended if result.final_loss is not None]
-    if not judged:
+@dataclass(frozen=True)
+class _Contest:
+    """Who competes, on which seeds."""
+
+    results: Results
+    rivals: Sequence[StrategyResult]
+    seeds: Sequence[int]
+
+    @classmethod
+    def of(cls, results: Results) -> _Contest:
+        rivals = [
+            each
+            for each in results.strategies
+            if each.error is None and any(_is_judged(run) for run in each.runs)
+        ]
+        seeds = [seed for seed in results.seeds if all(_run(each, seed) for each in rivals)]
+        return cls(results, rivals, seeds)
+
+    def runs(self, strategy: StrategyResult) -> list[SeedResult]:
+        """A rival's runs with the seeds that count."""
+        return [run for seed in self.seeds if (run := _run(strategy, seed)) is not None]
+
+    def first(self, value: Callable[[SeedResult], float | None]) -> Counter[str | None]:
+        """How many seeds each rival wins: by the least value, alone. None counts seeds that nobody wins."""
+        wins: Counter[str | None] = Counter()
+        for seed in self.seeds:
+            known = [
+                (number, each.name)
+                for each in self.rivals
+                if (run := _run(each, seed)) is not None and (number := value(run)) is not None
+            ]
+            least = min((number for number, _ in known), default=None)
+            names = [name for number, name in known if number == least]
+            wins[names[0] if len(names) == 1 else None] += 1
+        return wins
+
+    def mean(self, strategy: StrategyResult, value: Callable[[SeedResult], float | None]) -> float:
+        """Over the seeds that count; infinite where it is not known with one."""
+        mean, _ = mean_and_deviation([value(run) for run in self.runs(strategy)])
+        return float("inf") if mean is None else float(mean)
+
+    @property
+    def with_every_seed(self) -> str:
+        return f" with each of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+
+    def unfinished(self) -> str:
+        """Which seeds count, where not all do."""
+        if self.rivals and len(self.seeds) < len(self.results.seeds):
+            return (
+                f" Compared are the seeds that all have finished: {_listed(map(str, self.seeds)) or 'none'}."
+            )
+        return ""
+
+
+def _is_judged(run: SeedResult) -> bool:
+    return run.complete and run.final_loss is not None
+
+
+def _run(strategy: StrategyResult, seed: int) -> SeedResult | None:
+    return next((run for run in strategy.runs if run.seed == seed and _is_judged(run)), None)
+
+
+def _held_at(run: SeedResult) -> float | None:
+    return run.virtual_seconds_to_target if run.target == "held" else None
+
+
+def _final(run: SeedResult) -> float | None:
+    return run.final_loss
+
+
+def _decided(contest: _Contest) -> Verdict:
+    if not contest.seeds or not contest.rivals:
         return Verdict("No strategy ran to its end with a finite loss, so there is no winner.")
-    reached = [result for result in ended if result.virtual_seconds_to_target is not None]
-    if results.target_loss is not None and reached:
-        reached.sort(key=lambda result: (result.virtual_seconds_to_target, result.final_loss))
-        return _won_by_time(results, reached)
-    return _won_by_loss(results, sorted(judged, key=lambda result: result.final_loss or 0.0))
+    has_target = contest.results.target_loss is not None
+    if has_target and any(_held_at(run) is not None for each in contest.rivals for run in contest.runs(each)):
+        return _by_time(contest)
+    return _by_loss(contest)
 
 
-def _won_by_time(results: Results, reached: Sequence[StrategyResult]) -> Verdict:
-    winner = reached[0]
-    seconds = winner.virtual_seconds_to_target
+# -- by time ---------------------------------------------------------------------------------------------------
+
+
+def _by_time(contest: _Contest) -> Verdict:
+    holders = [each for each in contest.rivals if contest.mean(each, _held_at) < float("inf")]
+    holders.sort(key=lambda each: contest.mean(each, _held_at))
+    wins = contest.first(_held_at)
+    target = f"loss {contest.results.target_loss:g}"
+    named = [name for name in wins if name is not None and wins[name] == len(contest.seeds)]
+    if len(contest.rivals) == 1:
+        text = f"{_name(contest.rivals[0])} {_reaches(contest, contest.rivals[0])}."
+        text += _why(contest.rivals[0], None) if holders else ""
+        return Verdict(text)
+    if not named:
+        return Verdict(
+            _split(contest, wins, f"reaches {target} first") + _times(contest, holders) + _others(contest)
+        )
+    winner = next(each for each in holders if each.name == named[0])
+    text = f"{_name(winner)} reaches {target} first{contest.with_every_seed}, after {_time(contest, winner)}"
+    text += f"{_lead(contest, holders)}.{_why(winner, contest.results.baseline)}{_others(contest)}"
+    best = min(contest.rivals, key=lambda each: contest.mean(each, _final))
+    if contest.mean(best, _final) < contest.mean(winner, _final):
+        losses = f"{contest.mean(best, _final):.4f} against {contest.mean(winner, _final):.4f}"
+        text += f" The lowest final loss is {_name(best)}'s ({losses})."
+    return Verdict(text + _one_seed(contest), winner.name)
+
+
+def _time(contest: _Contest, strategy: StrategyResult) -> str:
+    """When it reached the target, on what grid it was looked at."""
+    seconds, deviation = mean_and_deviation([_held_at(run) for run in contest.runs(strategy)])
     assert seconds is not None
-    name = visible(winner.name, 40)
-    first = " first" if len(results.strategies) > 1 else ""
-    text = (
-        f"{name} reaches loss {results.target_loss:g}{first}, after {format_seconds(seconds)} of virtual time"
-    )
-    text += f"{_lead(results, reached)}.{_why(winner, results.baseline)}"
-    others = [result for result in results.strategies if result not in reached and not result.incomplete]
-    if others:
-        never = " and ".join(visible(result.name, 40) for result in others)
-        text += f" {never} did not reach it in {results.settings.get('steps')} steps."
-    best = min(reached, key=lambda result: _loss(result))
-    if best is not winner and _loss(best) < _loss(winner):
-        text += (
-            f" The lowest final loss is {visible(best.name, 40)}'s ({_loss(best):.4f} against "
-            f"{_loss(winner):.4f})."
-        )
-    return Verdict(text, winner.name)
+    spread = f" \N{PLUS-MINUS SIGN} {format_seconds(deviation)}" if deviation is not None else ""
+    return f"{format_seconds(seconds)}{spread} of virtual time{_interval(contest.results)}"
 
 
-def _lead(results: Results, reached: Sequence[StrategyResult]) -> str:
+def _interval(results: Results) -> str:
+    evaluate = results.settings.get("evaluate")
+    every = evaluate.get("every") if isinstance(evaluate, dict) else None
+    return "" if every is None else f" (evaluated every {every} step{'s' if every != 1 else ''})"
+
+
+def _lead(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
     """How far ahead of the baseline and of the next one."""
-    winner, baseline = reached[0], results.baseline
-    seconds = winner.virtual_seconds_to_target
+    winner, baseline = holders[0], contest.results.baseline
+    seconds = contest.mean(winner, _held_at)
     parts = []
-    if baseline is not None and baseline is not winner and baseline in reached:
-        base = baseline.virtual_seconds_to_target
-        assert base is not None
-        parts.append(
-            f"{ratio(base, seconds)} sooner than {visible(baseline.name, 40)} ({format_seconds(base)})"
-        )
-    if len(reached) > 1 and reached[1] is not baseline:
-        following = reached[1].virtual_seconds_to_target
-        assert following is not None
-        assert seconds is not None
+    if baseline is not None and baseline is not winner and baseline in holders:
+        base = contest.mean(baseline, _held_at)
+        told = f"{ratio(base, seconds)} sooner than {_name(baseline)} ({format_seconds(base)}"
+        parts.append(f"{told}{_range(contest, baseline, winner)})")
+    if len(holders) > 1 and holders[1] is not baseline:
+        following = contest.mean(holders[1], _held_at)
         close = "close behind" if following < seconds * _CLOSE else "next"
-        parts.append(f"{visible(reached[1].name, 40)} is {close} with {format_seconds(following)}")
+        parts.append(f"{_name(holders[1])} is {close} with {format_seconds(following)}")
     return f", {'; '.join(parts)}" if parts else ""
 
 
-def _won_by_loss(results: Results, judged: Sequence[StrategyResult]) -> Verdict:
-    winner = judged[0]
-    name = visible(winner.name, 40)
-    if len(judged) == 1:
-        text = f"Only {name} ran to its end, with a final loss of {_loss(winner):.4f}: nothing to compare."
+def _range(contest: _Contest, baseline: StrategyResult, winner: StrategyResult) -> str:
+    """The least and the largest lead, seed by seed."""
+    pairs = zip(contest.runs(baseline), contest.runs(winner), strict=True)
+    leads = sorted((_held_at(one) or 0.0) / (_held_at(other) or 1.0) for one, other in pairs)
+    return "" if len(leads) < 2 else f"; by seed {ratio(leads[0], 1.0)} to {ratio(leads[-1], 1.0)}"
+
+
+def _times(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
+    told = [f"{_name(each)} {format_seconds(contest.mean(each, _held_at))}" for each in holders]
+    every = _interval(contest.results)
+    return f" Mean virtual time to it{every}: {', '.join(told)}." if told else ""
+
+
+def _others(contest: _Contest) -> str:
+    """Who did not hold the target with every seed, in which way."""
+    missed: list[str] = []
+    text = ""
+    for each in contest.rivals:
+        targets = [run.target for run in contest.runs(each)]
+        if all(target == "held" for target in targets):
+            continue
+        if "held" in targets or "touched" in targets:
+            text += f" {_name(each)} {_reaches(contest, each)}."
+        else:
+            missed.append(_name(each))
+    never = f" {_listed(missed)} did not reach it in {_steps(contest.results)} steps." if missed else ""
+    return text + never
+
+
+def _reaches(contest: _Contest, strategy: StrategyResult) -> str:
+    """How a strategy stands to the target, in words that follow its name."""
+    targets = [run.target for run in contest.runs(strategy)]
+    held, touched, num_seeds = targets.count("held"), targets.count("touched"), len(targets)
+    goal = f"loss {contest.results.target_loss:g}"
+    if held == num_seeds:
+        return f"reaches {goal}{contest.with_every_seed}, after {_time(contest, strategy)}"
+    parts = []
+    if held:
+        parts.append(f"reaches {goal} with {held} of {num_seeds} seeds only")
+    if touched:
+        of_seeds = f" with {touched} of {num_seeds} seeds" if num_seeds > 1 else ""
+        first = _first_touch(contest, strategy)
+        parts.append(f"touched {goal}{first}{of_seeds} but did not hold it")
+    return " and ".join(parts)
+
+
+def _first_touch(contest: _Contest, strategy: StrategyResult) -> str:
+    """When an evaluation first found the target, where that is one time."""
+    target = contest.results.target_loss
+    if len(contest.seeds) > 1 or target is None:
+        return ""
+    for run in contest.runs(strategy):
+        places = run.at_steps("virtual_seconds")
+        for step, loss in run.losses:
+            if loss <= target and step in places:
+                return f" after {format_seconds(places[step])}"
+    return ""
+
+
+# -- by loss ---------------------------------------------------------------------------------------------------
+
+
+def _by_loss(contest: _Contest) -> Verdict:
+    results = contest.results
+    rivals = sorted(contest.rivals, key=lambda each: contest.mean(each, _final))
+    best, losses = rivals[0], [f"{contest.mean(each, _final):.4f}" for each in rivals]
+    wins = contest.first(_final)
+    wins_all = wins[best.name] == len(contest.seeds)
+    if len(rivals) == 1:
+        alone = len(results.strategies) == 1 and len(results.settings.get("strategies") or ()) <= 1
+        text = f"{_name(best)} ends with a loss of {losses[0]}{_duration(best)}."
+        if not alone:
+            text = (
+                f"Only {_name(best)} ran to its end, with a loss of {losses[0]}: nothing to compare it with."
+            )
+    elif wins_all:
+        text = f"{_name(best)} ends with the lowest loss{contest.with_every_seed}, {losses[0]}"
+        text += f" (next: {_name(rivals[1])}, {losses[1]})."
     else:
-        text = f"{name} ends with the lowest loss, {_loss(winner):.4f}"
-        text += f" (next: {visible(judged[1].name, 40)}, {_loss(judged[1]):.4f})."
-    if winner.virtual_seconds is None:
+        told = ", ".join(f"{_name(each)} {loss}" for each, loss in zip(rivals, losses, strict=True))
+        text = f"Mean final loss: {told}."
+        if results.target_loss is None:
+            text = f"{_split(contest, wins, 'ends with the lowest loss')} {text}"
+    is_timed = any(each.virtual_seconds is not None for each in rivals)
+    if results.target_loss is not None and is_timed:
+        steps = _steps(results)
+        if len(rivals) > 1:
+            lead = (
+                f"No strategy reached loss {results.target_loss:g} in {steps} steps, so there is no winner."
+            )
+        else:
+            lead = f"{_name(best)} did not reach loss {results.target_loss:g} in {steps} steps."
+        touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
+        told = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
+        lead = told.strip() if touched and len(rivals) == 1 else lead + told
+        return Verdict(f"{lead} {text}")
+    if not is_timed:
         text += " There is no topology, so nothing is known of time."
-    elif results.target_loss is not None:
-        text = f"No strategy reached loss {results.target_loss:g} in {results.settings.get('steps')} steps. {text}"
-    else:
-        text += f" It took {format_seconds(winner.virtual_seconds)} of virtual time; without a target_loss,"
+    elif len(rivals) > 1 and best.virtual_seconds is not None:
+        text += f" It took {format_seconds(best.virtual_seconds)} of virtual time; without a target_loss,"
         text += " how soon strategies get anywhere is not compared."
-    if len(judged) == 1:
+    if len(rivals) == 1 or not wins_all:
         return Verdict(text)
-    return Verdict(text + _why(winner, results.baseline), winner.name)
+    return Verdict(text + _why(best, results.baseline) + _one_seed(contest), best.name)
+
+
+def _duration(strategy: StrategyResult) -> str:
+    seconds = strategy.virtual_seconds
+    return "" if seconds is None else f" after {format_seconds(seconds)} of virtual time"
+
+
+# -- what both have in common --------------------------------------------------------------------------------------
+
+
+def _split(contest: _Contest, wins: Counter[str | None], what: str) -> str:
+    """Who wins with how many seeds, where nobody does with all."""
+    if len(contest.seeds) == 1:
+        return f"There is no winner: nobody alone {what}."
+    told = [
+        f"{_name(each)} {what} with {wins[each.name]} of {len(contest.seeds)} seeds"
+        for each in contest.rivals
+        if wins[each.name]
+    ]
+    told += [f"nobody alone with {wins[None]}"] if wins[None] else []
+    return f"No strategy wins with every seed: {', '.join(told)}."
+
+
+def _one_seed(contest: _Contest) -> str:
+    if len(contest.results.seeds) > 1:
+        return ""
+    return " This is one seed: --seeds 3 tells whether it holds with others."
 
 
 def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
@@ -120,7 +319,7 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
     other = baseline if baseline is not winner else None
     text = f" It sends {format_bytes(winner.bytes_sent_per_worker)} per worker"
     if other is not None and other.bytes_sent_per_worker is not None:
-        text += f" ({visible(other.name, 40)}: {format_bytes(other.bytes_sent_per_worker)})"
+        text += f" ({_name(other)}: {format_bytes(other.bytes_sent_per_worker)})"
     if winner.compute_utilisation is not None:
         text += f" and its workers compute {winner.compute_utilisation:.1%} of the time"
         if other is not None and other.compute_utilisation is not None:
@@ -128,32 +327,39 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
     return f"{text}."
 
 
-def _silent(results: Results) -> str:
+def _silent(contest: _Contest) -> str:
     """Who trained without a word to the others: their figures are those of no strategy at all."""
+    results = contest.results
     workers = results.settings.get("workers")
     if not isinstance(workers, dict) or workers.get("count") == 1:
         return ""
-    ended = [one for one in results.strategies if not one.incomplete]
-    silent = [visible(one.name, 40) for one in ended if one.bytes_sent_per_worker == 0]
+    silent = [_name(one) for one in results.strategies if one.ended and one.bytes_sent_per_worker == 0]
     if not silent:
         return ""
-    steps = results.settings.get("steps")
-    return f" {' and '.join(silent)} sent nothing in {steps} steps: the workers trained each on their own."
+    return (
+        f" {_listed(silent)} sent nothing in {_steps(results)} steps: the workers trained each on their own."
+    )
 
 
-def _loss(result: StrategyResult) -> float:
-    return float("inf") if result.final_loss is None else result.final_loss
+def _failed(results: Results) -> str:
+    return "".join(
+        f" {_name(each)} failed: {visible(each.error, 200).rstrip('.')}."
+        for each in results.strategies
+        if each.error is not None
+    )
 
 
 def _absent(results: Results) -> str:
     """Which ranks strategies went on without, and when."""
     text = ""
     for result in results.strategies:
-        told = [_absence(each) for each in result.dropped_peers[:_MOST_ABSENCES]]
-        more = len(result.dropped_peers) - len(told)
-        if told:
-            told += [f"and {more} more times somebody was (see dropped_peers)"] if more else []
-            text += f" {visible(result.name, 40)} went on without {', '.join(told)}."
+        for run in result.runs:
+            told = [_absence(each) for each in run.dropped_peers[:_MOST_ABSENCES]]
+            more = len(run.dropped_peers) - len(told)
+            if told:
+                told += [f"and {more} more times somebody was (see dropped_peers)"] if more else []
+                seed = f" with seed {run.seed}" if len(results.seeds) > 1 else ""
+                text += f" {_name(result)}{seed} went on without {', '.join(told)}."
     return text
 
 
@@ -164,3 +370,16 @@ def _absence(row: Mapping[str, Any]) -> str:
 
     until = "to the end" if row["back_step"] is None else f"to {at('back_step', 'back_virtual_seconds')}"
     return f"rank {row['rank']} from {at('step', 'virtual_seconds')} {until}"
+
+
+def _steps(results: Results) -> str:
+    return visible(results.settings.get("steps"))
+
+
+def _name(strategy: StrategyResult) -> str:
+    return visible(strategy.name, 40)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = list(names) or [""]
+    return f"{', '.join(first)} and {last}" if first else last

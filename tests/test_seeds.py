@@ -1,0 +1,414 @@
+"""Several seeds: the summary's one object a strategy, and a winner only where it wins with every seed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exogym_core.app.cli import main
+from exogym_core.app.experiment import Experiment
+from exogym_core.names import seeded_name
+from exogym_core.results import report
+from exogym_core.results.record import RunFolder
+from exogym_core.results.report import Results, table_cells, verdict, write_report
+from exogym_core.results.seeds import Tally, mean_and_deviation, merged
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: 2, kind: threads}
+device: cpu
+topology: two-datacenters
+compute: {fixed: 50 ms, jitter: 0.2}
+steps: 6
+batch_size: 4
+evaluate: {every: 2, samples: 32}
+target_loss: 2.3
+strategies:
+  - AllReduce
+  - {name: DiLoCo, H: 3}
+"""
+
+
+def entry(
+    name: str, seconds: float | None, loss: float = 0.2, target: str = "held", **more: Any
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "final_loss": loss,
+        "virtual_seconds": 100.0,
+        "virtual_seconds_to_target": seconds,
+        "target": target,
+        "compute_utilisation": 0.5,
+        "bytes_sent_per_worker": 1_000_000,
+        "strategy": name,
+        "steps": 4,
+    } | more
+
+
+def results_of(
+    path: Path, runs: dict[str, dict[int, dict[str, Any]]], seeds: list[int], target_loss: float | None = 0.3
+) -> Results:
+    """A run folder written by hand, read back."""
+    folder = RunFolder.create(path / "run", "x")
+    plain = {
+        "name": "x",
+        "task": {"name": "digits"},
+        "workers": {"count": 2},
+        "steps": 4,
+        "evaluate": {"every": 2},
+        "seed": seeds[0],
+        "seeds": seeds,
+        "target_loss": target_loss,
+        "topology": None,
+        "strategies": [{"name": name} for name in runs],
+    }
+    folder.write_text("experiment.yaml", yaml.safe_dump(plain))
+    tally = Tally(list(runs), seeds)
+    for name, by_seed in runs.items():
+        for seed, each in by_seed.items():
+            tally.add(name, seed, each)
+            rows = [
+                {"step": step, "train_loss": 2.0 / step, "virtual_seconds": step + seed, "bytes_sent": step}
+                for step in range(1, 5)
+            ]
+            validation = [{"step": step, "judged_loss": (2.0 + seed) / (step + 1)} for step in (0, 2, 4)]
+            folder.write_strategy(name, rows, validation, None, seed=seed)
+    folder.write_summary(tally.summary())
+    return Results.load(folder)
+
+
+class TestMerged:
+    def test_numbers_become_means_with_deviations_beside_them(self) -> None:
+        whole = merged({5: entry("A", 10.0, 0.2), 6: entry("A", 14.0, 0.4)}, [5, 6])
+        assert whole["virtual_seconds_to_target"] == 12.0
+        assert whole["virtual_seconds_to_target_std"] == pytest.approx(statistics.stdev([10.0, 14.0]))
+        assert whole["bytes_sent_per_worker"] == 1_000_000
+        assert whole["bytes_sent_per_worker_std"] == 0
+        assert (whole["seeds"], whole["steps"], whole["name"]) == ([5, 6], 4, "A")
+        assert [run["seed"] for run in whole["by_seed"]] == [5, 6]
+        assert "incomplete" not in whole
+
+    def test_what_one_seed_never_reached_has_no_mean(self) -> None:
+        whole = merged({0: entry("A", 10.0), 1: entry("A", None, target="touched")}, [0, 1])
+        assert (whole["virtual_seconds_to_target"], whole["target"]) == (None, "touched")
+
+    def test_a_strategy_without_all_its_seeds_is_incomplete(self) -> None:
+        assert merged({0: entry("A", 10.0)}, [0, 1])["incomplete"] is True
+        failed = merged({0: entry("A", 10.0), 1: entry("A", None, failed=True, error="boom")}, [0, 1])
+        assert (failed["failed"], failed["error"]) == (True, "boom")
+        assert "incomplete" not in failed
+
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=9))
+    def test_mean_and_deviation_are_the_sample_s(self, values: list[float]) -> None:
+        mean, deviation = mean_and_deviation(values)
+        assert mean == pytest.approx(statistics.fmean(values), abs=1e-9)
+        assert deviation == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6)
+
+    def test_a_diverged_seed_makes_no_figure(self) -> None:
+        tally = Tally(["A"], [0, 1])
+        tally.add("A", 0, entry("A", 10.0))
+        tally.add("A", 1, entry("A", None, float("nan"), "missed"))
+        (whole,) = tally.summary()
+        assert (whole["final_loss"], whole["final_loss_std"]) == (None, None)
+
+    def test_a_summary_is_taken_up_again(self) -> None:
+        tally = Tally(["A"], [0, 1])
+        tally.add("A", 0, entry("A", 10.0))
+        tally.add("A", 1, entry("A", None, incomplete=True))
+        again = Tally(["A"], [0, 1])
+        again.take_finished(json.loads(json.dumps(tally.summary())))
+        assert (again.knows("A", 0), again.knows("A", 1)) == (True, False)
+        again.add("A", 1, entry("A", 12.0))
+        tally.add("A", 1, entry("A", 12.0))
+        assert again.summary() == tally.summary()
+
+
+class TestVerdict:
+    def test_who_is_first_with_every_seed_wins(self, tmp_path: Path) -> None:
+        runs = {
+            "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 60.0)},
+            "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", 12.0)},
+        }
+        results = results_of(tmp_path, runs, [0, 1])
+        decision = verdict(results)
+        assert decision.winner == "DiLoCo"
+        assert decision.text.startswith(
+            "DiLoCo reaches loss 0.3 first with each of 2 seeds, after 11 s \N{PLUS-MINUS SIGN} 1.414 s of "
+            "virtual time (evaluated every 2 steps), 4.55x sooner than AllReduce (50 s; by seed 4x to 5x)."
+        )
+        assert "one seed" not in decision.text
+        assert table_cells(results)[1][1] == "11 \N{PLUS-MINUS SIGN} 1.4 s"
+
+    def test_who_is_first_with_one_seed_only_does_not(self, tmp_path: Path) -> None:
+        """The mean may be far ahead: one seed lost is no win."""
+        runs = {
+            "AllReduce": {
+                0: entry("AllReduce", 40.0),
+                1: entry("AllReduce", 60.0),
+                2: entry("AllReduce", 30.0),
+            },
+            "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", 12.0), 2: entry("DiLoCo", 31.0)},
+        }
+        decision = verdict(results_of(tmp_path, runs, [0, 1, 2]))
+        assert decision.winner is None
+        assert decision.text.startswith(
+            "No strategy wins with every seed: AllReduce reaches loss 0.3 first with 1 of 3 seeds, "
+            "DiLoCo reaches loss 0.3 first with 2 of 3 seeds."
+        )
+
+    def test_who_holds_the_target_with_some_seeds_only_does_not(self, tmp_path: Path) -> None:
+        runs = {
+            "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 60.0)},
+            "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", None, target="touched")},
+        }
+        results = results_of(tmp_path, runs, [0, 1])
+        decision = verdict(results)
+        assert decision.winner is None
+        assert (
+            "DiLoCo reaches loss 0.3 with 1 of 2 seeds only and touched loss 0.3 with 1 of 2 seeds but did not hold it."
+        ) in decision.text
+        assert table_cells(results)[1][1] == "with 1 of 2 seeds"
+
+    def test_without_a_target_the_lowest_loss_must_be_so_with_every_seed(self, tmp_path: Path) -> None:
+        runs = {
+            "A": {0: entry("A", None, 0.1, "missed"), 1: entry("A", None, 0.5, "missed")},
+            "B": {0: entry("B", None, 0.4, "missed"), 1: entry("B", None, 0.4, "missed")},
+        }
+        text = verdict(results_of(tmp_path, runs, [0, 1], target_loss=None)).text
+        assert (
+            "A ends with the lowest loss with 1 of 2 seeds, B ends with the lowest loss with 1 of 2" in text
+        )
+        (tmp_path / "with").mkdir()
+        text = verdict(results_of(tmp_path / "with", runs, [0, 1])).text
+        assert text.startswith(
+            "No strategy reached loss 0.3 in 4 steps, so there is no winner. Mean final loss: A "
+        )
+
+    def test_an_interrupted_comparison_is_of_the_seeds_that_all_have(self, tmp_path: Path) -> None:
+        runs = {
+            "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 1.0)},
+            "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", None, incomplete=True, target="missed")},
+        }
+        results = results_of(tmp_path, runs, [0, 1])
+        decision = verdict(results)
+        assert decision.winner == "DiLoCo"
+        assert "Compared are the seeds that all have finished: 0." in decision.text
+        assert results.incomplete
+
+    def test_the_page_is_drawn_from_all_seeds(self, tmp_path: Path) -> None:
+        runs = {name: {seed: entry(name, 10.0 + seed) for seed in (0, 1)} for name in ("A", "B")}
+        results_of(tmp_path, runs, [0, 1])
+        page = write_report(RunFolder.open(tmp_path / "run")).read_text(encoding="utf-8")
+        assert "from the lowest to the highest seed" in page
+
+
+class TestExperiment:
+    def load(self, tmp_path: Path, extra: str, *overrides: str) -> Experiment:
+        path = tmp_path / "small.yaml"
+        path.write_text(EXPERIMENT + extra)
+        return Experiment.load(path, overrides)
+
+    def test_a_number_counts_up_from_the_seed_and_a_list_is_itself(self, tmp_path: Path) -> None:
+        assert self.load(tmp_path, "").seeds == [0]
+        assert self.load(tmp_path, "seeds: 3\nseed: 5\n").seeds == [5, 6, 7]
+        assert self.load(tmp_path, "seeds: [4, 2]\n").seeds == [4, 2]
+        alone = self.load(tmp_path, "seeds: [4]\n").to_mapping()
+        assert (alone["seed"], alone["seeds"]) == (4, None)
+        stored = self.load(tmp_path, "seeds: 2\n")
+        assert stored.to_mapping()["seeds"] == [0, 1]
+        (tmp_path / "stored.yaml").write_text(stored.to_yaml())
+        assert Experiment.load(tmp_path / "stored.yaml").to_yaml() == stored.to_yaml()
+
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            ("seeds: 0\n", "seeds: expected at least 1 or a list, got 0"),
+            ("seeds: []\n", "seeds: expected a whole number or at least 1 entries"),
+            ("seeds: [1, 1]\n", "seeds: 1 is there twice: give each seed once"),
+            ("seed: 3\nseeds: [1, 2]\n", "seed: 3 is none of seeds: leave seed out"),
+            ("network_seed: -1\n", "network_seed: expected at least 0, got -1"),
+        ],
+    )
+    def test_seeds_that_make_no_sense_are_refused(self, tmp_path: Path, text: str, line: str) -> None:
+        with pytest.raises(InputError) as caught:
+            self.load(tmp_path, text)
+        assert f"small.yaml:15: {line}" in str(caught.value)
+
+    def test_the_network_s_draws_follow_the_seed_unless_they_are_held_fixed(self, tmp_path: Path) -> None:
+        network = """\
+topology:
+  regions: {a: {hosts: 1, nic: 1 Gbit/s}, b: {hosts: 1, nic: 1 Gbit/s}}
+  wan: [{between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}]
+  drift: [{link: [a, b], kind: lognormal, every: 1 s, sigma: 0.3, seed: 7}]
+"""
+        text = EXPERIMENT.replace("topology: two-datacenters\n", network)
+        (tmp_path / "small.yaml").write_text(text)
+        free = Experiment.load(tmp_path / "small.yaml")
+        (tmp_path / "small.yaml").write_text(text + "network_seed: 100\n")
+        held = Experiment.load(tmp_path / "small.yaml")
+
+        def drift_seed(experiment: Experiment) -> int:
+            assert experiment.topology is not None
+            return experiment.topology.weather.drift[0].seed
+
+        assert [drift_seed(free.with_seed(seed)) for seed in (0, 1, 2)] == [7, 8, 9]
+        assert {drift_seed(held.with_seed(seed)) for seed in (0, 1, 2)} == {107}
+        assert drift_seed(free) == 7, "what is stored is what the file says"
+
+
+@pytest.mark.parametrize("label", ["DiLoCo", "x" * 80, "../../etc"])
+def test_names_of_files_stay_short_and_apart(label: str) -> None:
+    names = {seeded_name(label, seed) for seed in range(3)} | {seeded_name(label, None)}
+    assert len(names) == 4
+    assert all(len(name) <= 80 and "/" not in name for name in names)
+    assert seeded_name("x" * 79 + "a", 1) != seeded_name("x" * 79 + "b", 1)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "write_report", lambda folder: folder.write_text("report.html", ""))
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+class TestCompare:
+    def test_every_strategy_meets_every_seed_and_each_pair_is_what_it_is_alone(
+        self, small: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["compare", "small.yaml", "--seeds", "1,2", "--json", "--out", "both"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["run_folder"], told["winner"]) == (
+            "both",
+            verdict(Results.load(RunFolder.open("both"))).winner,
+        )
+        both = files_of(small / "both")
+        kinds = [("metrics", ".csv"), ("metrics", ".validation.csv"), ("models", ".safetensors")]
+        runs = [f"{name}.seed-{seed}" for name in ("AllReduce", "DiLoCo") for seed in (1, 2)]
+        names = {f"{folder}/{run}{end}" for run in runs for folder, end in kinds}
+        assert both.keys() == names | {"summary.json"}
+        assert [(one["name"], one["seeds"]) for one in told["summary"]] == [
+            ("AllReduce", [1, 2]),
+            ("DiLoCo", [1, 2]),
+        ]
+        assert (
+            main(
+                [
+                    "run",
+                    "small.yaml",
+                    "--strategy",
+                    "DiLoCo",
+                    "--seeds",
+                    "1",
+                    "--set",
+                    "seed=2",
+                    "--out",
+                    "one",
+                ]
+            )
+            == 0
+        )
+        one = files_of(small / "one")
+        assert one["metrics/DiLoCo.csv"] == both["metrics/DiLoCo.seed-2.csv"]
+        assert one["models/DiLoCo.safetensors"] == both["models/DiLoCo.seed-2.safetensors"]
+        assert both["metrics/DiLoCo.seed-1.csv"] != both["metrics/DiLoCo.seed-2.csv"]
+
+    def test_the_digest_covers_every_seed_and_the_stored_experiment_runs_again_to_it(
+        self, small: Path
+    ) -> None:
+        assert main(["compare", "small.yaml", "--seeds", "2", "--out", "first"]) == 0
+        assert main(["compare", "first/experiment.yaml", "--out", "second"]) == 0
+        first, second = RunFolder.open("first"), RunFolder.open("second")
+        assert first.digest() == second.digest()
+        path = small / "second/metrics/DiLoCo.seed-1.csv"
+        path.write_text(path.read_text() + "\n")
+        assert first.digest() != second.digest()
+
+    def test_a_stopped_run_goes_on_across_seeds(self, small: Path) -> None:
+        assert main(["compare", "small.yaml", "--seeds", "2", "--out", "whole"]) == 0
+        whole = files_of(small / "whole")
+        # As a kill leaves it after the first seed and one strategy of the second.
+        assert main(["compare", "small.yaml", "--seeds", "2", "--out", "cut"]) == 0
+        summary = json.loads((small / "cut/summary.json").read_text())
+        summary[1]["by_seed"] = summary[1]["by_seed"][:1]
+        summary[1] |= {"seeds": [0], "incomplete": True}
+        (small / "cut/summary.json").write_text(json.dumps(summary))
+        for path in small.glob("cut/m*/DiLoCo.seed-1.*"):
+            path.unlink()
+        assert main(["compare", "--resume", "cut"]) == 0
+        assert files_of(small / "cut") == whole
+
+    @pytest.mark.parametrize("text", ["x", "1,", "-1", "1.5", ""])
+    def test_what_is_no_seeds_is_refused(
+        self, small: Path, capsys: pytest.CaptureFixture[str], text: str
+    ) -> None:
+        assert main(["compare", "small.yaml", f"--seeds={text}"]) == 2
+        assert "is no number of seeds and no list of them: write 3, or 0,3,4" in capsys.readouterr().err
+
+
+FAILING = """
+from exogym_core.strategy import AllReduceStrategy
+
+class Failing(AllReduceStrategy):
+    def step(self):
+        if self.local_step == 3:
+            raise RuntimeError("boom")
+        super().step()
+"""
+
+
+class TestFailures:
+    @pytest.fixture(autouse=True)
+    def failing(self, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (small / "failing_for_test.py").write_text(FAILING)
+        monkeypatch.syspath_prepend(str(small))
+        extra = "  - {name: 'failing_for_test:Failing', label: Failing}\n  - {name: FedAvg, H: 2}\n"
+        (small / "failing.yaml").write_text(EXPERIMENT + extra)
+
+    def test_one_that_fails_is_marked_and_the_others_go_on(
+        self, small: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The comparison ended there: no table, and whoever came after never ran."""
+        assert main(["compare", "failing.yaml", "--seeds", "2", "--out", "out"]) == 1
+        told = capsys.readouterr()
+        assert "boom" in told.err
+        assert "Failing failed: " in told.err
+        assert told.err.splitlines()[-1].startswith("error: 1 of 4 strategies failed: Failing")
+        assert told.out.splitlines()[-1] == "out"
+        assert "Failing (failed)" in told.out
+        summary = {one["name"]: one for one in json.loads((small / "out/summary.json").read_text())}
+        assert list(summary) == ["AllReduce", "DiLoCo", "Failing", "FedAvg"]
+        assert summary["Failing"]["failed"] is True
+        assert "boom" in summary["Failing"]["error"]
+        assert summary["Failing"]["steps"] == 2
+        assert summary["Failing"]["seeds"] == [0], "it is not tried again"
+        assert all("failed" not in one for name, one in summary.items() if name != "Failing")
+        assert summary["FedAvg"]["seeds"] == [0, 1]
+
+    def test_where_all_are_refused_alike_the_experiment_is_wrong(
+        self, small: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["compare", "small.yaml", "--set", "task.validation_fraction=0", "--out", "out"]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+        assert not (small / "out").exists()
+
+    def test_the_only_strategy_s_error_is_the_run_s(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "failing.yaml", "--strategy", "Failing", "--out", "out"]) == 1
+        assert "boom" in capsys.readouterr().err.splitlines()[-2]
