@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.checkpoints import checkpoint, rank_state
@@ -52,9 +52,11 @@ class Model(nn.Module):
 DATA = TensorDataset(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
 
-def fit(model: nn.Module | None = None, strategy: Strategy | None = None, **options: Any) -> FitResult:
+def fit(
+    model: nn.Module | None = None, strategy: Strategy | None = None, data: Any = None, **options: Any
+) -> FitResult:
     arguments = {"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "device": "cpu"}
-    trainer = Trainer(model if model is not None else Model(), DATA)
+    trainer = Trainer(model if model is not None else Model(), data if data is not None else DATA)
     strategy = strategy if strategy is not None else DiLoCoStrategy(H=2)
     trainer.fit(strategy=strategy, **{**arguments, **options})
     assert trainer.result is not None
@@ -363,6 +365,67 @@ def test_more_steps_may_be_asked_for(saved: Path) -> None:
     longer = fit(resume_from=saved.parent, max_steps=9, num_epochs=9)
     assert longer.resumed_step == 4
     assert outcome(longer) == outcome(fit(max_steps=9, num_epochs=9))
+
+
+class Counted(Dataset[Any]):
+    """Samples one by one, the last ones other than before."""
+
+    def __init__(self, count: int = 40, last: float = 0.0) -> None:
+        self.count, self.last = count, last
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (torch.full((4,), self.last if index > 30 else index / 40) + torch.rand(4),)
+
+
+OTHER = TensorDataset(DATA.tensors[0].clone().index_fill(0, torch.tensor([17]), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "line"),
+    [
+        (
+            DATA,
+            OTHER,
+            r"checkpoint's training set is TensorDataset of 40 samples \(\w{12}\), this run's is Tensor",
+        ),
+        (DATA, TensorDataset(DATA.tensors[0][:12]), "this run's is TensorDataset of 12 samples"),
+        (
+            Counted(),
+            Counted(last=1.0),
+            r"is Counted of 40 samples \(\w+\), this run's is Counted of 40 samples",
+        ),
+        (Counted(), Counted(39), "this run's is Counted of 39 samples"),
+        (
+            lambda rank, num_nodes, train_dataset: Counted(),
+            lambda rank, num_nodes, train_dataset: Counted(last=float(rank)),
+            "training set that the checkpoint knows is Counted of 40 samples",
+        ),
+    ],
+)
+def test_a_checkpoint_knows_its_data(first: Any, then: Any, line: str, tmp_path: Path) -> None:
+    """Other data of the same shape used to be accepted, and fewer samples to end in ZeroDivisionError."""
+    options = {"checkpoint_interval": 2, "save_dir": tmp_path, "workers": "threads"}
+    folder = fit(data=first, **options).checkpoint_folder
+    with pytest.raises(InputError, match=line) as told:
+        fit(data=then, resume_from=folder, workers="threads")
+    assert "\n" not in str(told.value)
+    assert fit(data=first, resume_from=folder, workers="threads").complete
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 3}, {"max_steps": None, "num_epochs": 1, "batch_size": 8}])
+def test_fewer_steps_than_were_done_are_refused(length: dict[str, Any], tmp_path: Path) -> None:
+    """The checkpoint's result used to be returned as if it were that of the shorter run."""
+    options = {**length, "checkpoint_interval": 4, "save_dir": tmp_path}
+    longer = {**options, "max_steps": 4} if "num_epochs" not in length else {**options, "num_epochs": 2}
+    folder = fit(**longer).checkpoint_folder
+    name = "max_steps" if "num_epochs" not in length else "num_epochs"
+    with pytest.raises(
+        InputError, match=rf"fit: {name} ends the run after 3 steps, but .*step-00000004 has done 4"
+    ):
+        fit(resume_from=folder, **length)
 
 
 def test_an_empty_folder_means_from_the_start_and_a_missing_one_is_an_error(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.cost.compute import Compute, StepDurations, count_flops, measure_seconds
+from exogym_core.cost.compute import Compute, StepDurations, measure_seconds
 from exogym_core.cost.devices import DEFAULT_DEVICE, DEVICES, find_device
+from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.tasks import GPT, MLP
 from netsim.files.errors import InputError, UnknownNameError
 
@@ -112,7 +113,7 @@ def test_flops_of_an_mlp_are_counted_by_hand():
     # forward, gradient of the weights, and gradient of the inputs of all but the first layer
     expected = 2 * (2 * sum(products) + sum(products[1:]))
     batch = (torch.zeros(16, 64), torch.zeros(16, dtype=torch.long))
-    assert count_flops(MLP(), batch) == expected
+    assert count_flops(MLP(), batch).total == expected
 
 
 def test_flops_of_a_gpt_include_attention():
@@ -121,9 +122,74 @@ def test_flops_of_a_gpt_include_attention():
     tokens = torch.zeros(samples, length, dtype=torch.long)
     weights = layers * 12 * width**2 + vocabulary * width
     attention = layers * 4 * samples * length**2 * width
-    assert count_flops(model, (tokens, tokens)) == pytest.approx(
+    assert count_flops(model, (tokens, tokens)).total == pytest.approx(
         6 * samples * length * weights + 3.5 * attention, rel=1e-9
     )
+
+
+class LossOf(torch.nn.Module):
+    def __init__(self, body, head=None):
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, batch):
+        output = self.body(*batch) if isinstance(batch, tuple) else self.body(batch)
+        output = output[0] if isinstance(output, tuple) else output
+        return (output if self.head is None else self.head(output[:, -1])).square().mean()
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_flops_of_a_recurrent_network_are_counted(directions):
+    """torch's counter does not know the kernel that runs an LSTM; the linear layer alone was counted."""
+    lstm = torch.nn.LSTM(16, 32, batch_first=True, bidirectional=directions == 2)
+    model = LossOf(lstm, torch.nn.Linear(32 * directions, 1))
+    recurrent = 2 * 4 * 8 * 4 * 32 * (16 + 32) * directions
+    linear = 2 * 4 * 32 * directions
+    assert count_flops(model, torch.zeros(4, 8, 16)) == FlopCount(3 * recurrent + 3 * linear)
+    # The other recurrent layers are made of matrix products; data and the first of 4 states need no gradient.
+    gru = count_flops(LossOf(torch.nn.GRU(16, 32)), torch.zeros(4, 8, 16)).total
+    products = 2 * 4 * 8 * 3 * 32
+    assert gru == products * (2 * 16 + 2 * 32) + products * 32 * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("body", "batch", "expected"),
+    [
+        (torch.nn.Bilinear(3, 5, 7), (torch.zeros(2, 3), torch.zeros(2, 5)), 2 * (3 * 2 * 3 * 5 * 7)),
+        (LossOf(torch.nn.Linear(4, 4)), torch.zeros(2, 4), 2 * (2 * 2 * 4 * 4)),
+    ],
+)
+def test_flops_of_other_products(body, batch, expected):
+    assert count_flops(LossOf(body), batch).total == expected
+
+
+class Elementwise(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 6)
+        self.scale = torch.nn.Parameter(torch.ones(2, 6))
+
+    def forward(self, batch):
+        return self.table(batch) * self.scale
+
+
+def test_what_cannot_be_counted_is_named_and_nothing_at_all_is_refused():
+    """A model without matrix products took no virtual time, without a word."""
+    scan = Elementwise()
+    count = count_flops(LossOf(scan), torch.zeros(2, dtype=torch.long))
+    assert count == FlopCount(0, ("body (Elementwise)",))
+    with pytest.raises(
+        InputError, match=r"no operations in this model: body \(Elementwise\) cannot be counted; give"
+    ):
+        count.warn_or_refuse()
+    with pytest.raises(InputError, match="it multiplies no matrices"):
+        FlopCount(0).warn_or_refuse()
+    partly = count_flops(
+        LossOf(torch.nn.Sequential(scan, torch.nn.Linear(6, 6))), torch.zeros(2, dtype=torch.long)
+    )
+    with pytest.warns(UserWarning, match=r"cannot count body\.0 \(Elementwise\), which will take no time"):
+        partly.warn_or_refuse()
+    FlopCount(3).warn_or_refuse()
 
 
 def test_counting_and_measuring_change_nothing():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from exogym_core.app.cli import main as netgym
 from netsim.tools import cli
 from netsim.topology import shipped_topologies
 
@@ -112,3 +113,37 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert result.stdout == "wan-10-regions\n"
     assert result.stderr == ""
+
+
+MISTYPED = """
+hosts:
+  home: {device: rtx-409O}
+  office: {device: RTX_4090}
+regions:
+  us: {hosts: 2, nic: 1 Gbit/s, latency: 1 ms, device: h10}
+links:
+  - {between: [home, office], bandwidth: 1 Gbit/s, latency: 1 ms}
+  - {between: [home, us], bandwidth: 1 Gbit/s, latency: 1 ms}
+"""
+
+
+def test_devices_that_nobody_knows_are_told(tmp_path: Path, capsys: Capture) -> None:
+    """A network runs without devices, so `netsim` warns; who computes on hosts needs them, so `netgym` refuses."""
+    file = tmp_path / "network.yaml"
+    file.write_text(MISTYPED)
+    assert cli.main(["validate", str(file)]) == 0
+    told = capsys.readouterr()
+    assert "valid" in told.out
+    assert told.err.splitlines()[0].startswith(
+        f"warning: {file}: host home: unknown device 'rtx-409O': did you mean 'rtx-4090'? Accepted: "
+    )
+    assert told.err.splitlines()[1].startswith(
+        f"warning: {file}: host us.0: unknown device 'h10': did you mean 'h100'?"
+    )
+    assert len(told.err.splitlines()) == 2
+    assert netgym(["validate", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(
+        f"error: {file}:3: hosts.home.device: unknown device 'rtx-409O': did you mean 'rtx-4090'?"
+    )
+    assert f"{file}:6: regions.us.device: unknown device 'h10'" in lines[1]

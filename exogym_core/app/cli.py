@@ -260,9 +260,12 @@ def validate(file: Path) -> None:
     document = load_document(file)
     keys = document.data.keys() if isinstance(document.data, dict) else set()
     if keys & {"hosts", "links", "regions", "routers", "wan"}:
+        from netsim.topology.devices import device_problems
         from netsim.topology.topology import Topology
 
         network = Topology.load(file)
+        if problems := list(device_problems(document.data)):
+            raise document.errors(problems)
         told = f"topology of {len(network.hosts)} hosts and {len(network.links)} links"
     else:
         from exogym_core.app.experiment import Experiment

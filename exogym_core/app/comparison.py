@@ -195,7 +195,7 @@ def _settled(experiment: Experiment, result: FitResult, folder: RunFolder) -> Ex
 
 
 def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitResult) -> dict[str, Any]:
-    """One strategy's object in the summary; see DESIGN's 'Columns' for the meanings."""
+    """One strategy's object in the summary; docs/experiment.md tells what each field means."""
     loss = result.final_loss
     summary: dict[str, Any] = {
         "name": entry.label,

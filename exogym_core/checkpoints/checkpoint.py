@@ -46,7 +46,12 @@ _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
 def run_identity(
-    model: nn.Module, strategy: str, options: Mapping[str, Any], world_size: int, settings: Mapping[str, Any]
+    model: nn.Module,
+    strategy: str,
+    options: Mapping[str, Any],
+    world_size: int,
+    settings: Mapping[str, Any],
+    training_set: str | None = None,
 ) -> dict[str, Any]:
     """What must be equal for one run to go on from another's checkpoint, in plain values.
 
@@ -55,6 +60,7 @@ def run_identity(
         strategy, options: name and arguments of the strategy.
         world_size: number of ranks.
         settings: whatever else changes what is computed.
+        training_set: what it is known by; None where each rank has one of its own, and knows it itself.
     """
     shapes = {
         name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -68,6 +74,7 @@ def run_identity(
         "strategy": strategy,
         "strategy's options": dict(options),
         "model": shapes,
+        "training set": training_set,
         "settings": dict(settings),
     }
     # As JSON gives it back; the address of an object in its repr says nothing.
@@ -133,7 +140,7 @@ class Checkpoint:
             InputError: naming what differs, with both values.
         """
         for name, mine in self.identity.items():
-            other = identity[name]
+            other: Any = identity.get(name)
             if not isinstance(mine, dict):
                 if mine != other:
                     raise _differ(self.path, name, mine, other)

@@ -58,9 +58,18 @@ def begin_checkpoints(program: Program, resumed: Checkpoint | None) -> Checkpoin
     name = type(request.strategy).__name__
     options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
     options |= request.strategy.arguments  # some are kept by parts of it only
-    identity = run_identity(program.model, name, options, request.num_nodes, _settings(program))
+    keeps = resumed is not None or request.checkpoint_interval is not None
+    identity = run_identity(
+        program.model,
+        name,
+        options,
+        request.num_nodes,
+        _settings(program),
+        program.fingerprint() if keeps else None,
+    )
     if resumed is not None:
         resumed.check(identity)
+        program.refuse_fewer_steps_than(resumed)
     folder = None
     if request.checkpoint_interval is not None:
         if request.resume_from is None:

@@ -44,7 +44,7 @@ _REDUCIBLE_DTYPES = frozenset(
 
 
 def reduce_op_name(op: object) -> str:
-    """One of `sum avg min max product` from a string or a `torch.distributed.ReduceOp`.
+    """One of `sum avg min max product` from a string, or a `torch.distributed.ReduceOp`, also as an object.
 
     Raises:
         UnknownNameError: `op` is none of them.
@@ -54,6 +54,9 @@ def reduce_op_name(op: object) -> str:
     """
     text = op if isinstance(op, str) else str(op).rsplit(".", maxsplit=1)[-1].strip("<>: 0123456789")
     name = text.lower()
+    kinds = torch.distributed.ReduceOp
+    if isinstance(op, kinds):  # an object's text is its address
+        name = next((known for known in _OPS if op == getattr(kinds, known.upper())), name)
     if name not in _OPS:
         raise unknown_name("reduce op", text, _OPS)
     return name

@@ -14,21 +14,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from exogym_core.cost.coding import Coding
 from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
-from exogym_core.training.trial import as_loss
+from exogym_core.cost.flops import kept_rng_of
 from netsim.files.errors import InputError, unknown_name
 from netsim.files.units import format_seconds, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from torch import nn
 
-__all__ = ["Compute", "StepDurations", "count_flops", "intra_op_threads", "measure_seconds"]
+__all__ = ["Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
 
 _DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
 _FREE = Coding()
@@ -248,38 +246,6 @@ class StepDurations:
         return seconds
 
 
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    samples, heads, length, width = query
-    return int(2 * samples * heads * length * key[-2] * (width + value[-1]))
-
-
-def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    # Five products where the forward pass has two: the scores again, and the gradients of all factors.
-    return _attention_flops(query, key, value) * 5 // 2
-
-
-def _kept_rng(model: nn.Module) -> AbstractContextManager[None]:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
-def count_flops(model: nn.Module, batch: Any) -> int:
-    """Operations of one forward and backward pass over `batch`, counted on a copy of the model.
-
-    Multiply and add count as two. Only products count (matrices, convolutions, attention), as torch's counter
-    has it; the CPU's attention kernel, which it does not know, is added. The RNG is left as it was.
-    """
-    aten = torch.ops.aten
-    formulas: dict[Any, Any] = {
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-    }
-    replica = copy.deepcopy(model)
-    with _kept_rng(model), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        as_loss(replica(batch), "fit: a first batch").backward()  # type: ignore[no-untyped-call]
-    return int(counter.get_total_flops())
-
-
 @contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
     """A context in which torch computes on so many threads."""
@@ -298,7 +264,7 @@ def measure_seconds(model: nn.Module, batch: Any, repeats: int = 5) -> float:
     """
     replica = copy.deepcopy(model)
     times: list[float] = []
-    with _kept_rng(model):
+    with kept_rng_of(model):
         for _ in range(repeats + 2):
             start = time.perf_counter()
             loss = replica(batch)

@@ -74,10 +74,12 @@ class Source:
         steps_per_epoch: None where only reading tells.
         num_epochs: after how many the stream ends; None for never.
         epoch, step: how many epochs are through, and how many steps of this one.
+        known_as: what the data are known by, where checkpoints must know the rank's own.
     """
 
     steps_per_epoch: int | None = None
     num_epochs: int | None = None
+    known_as: str | None = None
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -91,12 +93,22 @@ class Source:
         self.epoch, self.step = self.epoch + 1, 0
         return self.num_epochs is None or self.epoch < self.num_epochs
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the rank is in the data."""
-        return {"epoch": self.epoch, "step": self.step}
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rank is in the data, and in which."""
+        return {"epoch": self.epoch, "step": self.step, "known_as": self.known_as}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            InputError: these are other data.
+        """
+        known = state.get("known_as")
+        if self.known_as is not None and known is not None and self.known_as != known:
+            raise InputError(
+                f"fit: the training set that the checkpoint knows is {known}, this rank's is {self.known_as}; let the "
+                "factory make the same datasets, or start anew"
+            )
         self.epoch, self.step = state["epoch"], state["step"]
 
 
@@ -154,7 +166,7 @@ class _IndexedData(Source):
             self._loaded = iter(loader)
         return [as_tuple(batch) for batch in next(self._loaded)]
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         super().load_state_dict(state)
         self._loaded = None
@@ -376,7 +388,7 @@ class StreamedData(Source):
         with self._drawn.going_on():
             yield from islice(self._samples, count)
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         super().load_state_dict(state)
         self._samples = None

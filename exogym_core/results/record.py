@@ -131,7 +131,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) ->
 
 
 class RunFolder:
-    """The folder of one run. See DESIGN's 'Run folder' for what lies where.
+    """The folder of one run. docs/experiment.md tells what lies where.
 
     Attributes:
         path: where it is.

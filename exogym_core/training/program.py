@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from exogym_core.checkpoints.checkpoint import RankCheckpoints
-from exogym_core.cost.compute import Compute, StepDurations, count_flops, intra_op_threads, measure_seconds
+from exogym_core.checkpoints.checkpoint import Checkpoint, RankCheckpoints
+from exogym_core.cost.compute import Compute, StepDurations, intra_op_threads, measure_seconds
+from exogym_core.cost.flops import count_flops
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
 from exogym_core.data.draws import Draws
-from exogym_core.data.fingerprint import digest_of
+from exogym_core.data.fingerprint import digest_of, fingerprint
 from exogym_core.data.samples import (
     EpochOrder,
     OwnData,
@@ -28,6 +29,7 @@ from exogym_core.data.samples import (
     StreamedData,
     stream_length,
 )
+from exogym_core.names import visible
 from exogym_core.ranks.rng import seed_device
 from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.training.evaluation import Evaluation, kept_rng
@@ -112,7 +114,10 @@ class Program:
             batch = move_batch(self._sample_batch(request.minibatch_size), device)
             model = copy.deepcopy(self.model).to(device)
             repeats = request.batch_size // request.minibatch_size
-            self.step_flops = float(count_flops(model, batch)) * repeats
+            counted = count_flops(model, batch)
+            self.step_flops = float(counted.total) * repeats
+            if by_flops:
+                counted.warn_or_refuse()
             if measured:
                 assert self.compute is not None
                 with intra_op_threads(request.workers.intra_op_threads):
@@ -120,6 +125,8 @@ class Program:
                 self.compute = replace(
                     self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0
                 )
+        for rank in range(request.num_nodes):
+            self._durations(rank)  # an unknown device is told now, not in a rank
 
     def workers(self) -> WorkerSpec:
         """How the ranks are carried, `auto` decided by the size of a step."""
@@ -154,6 +161,26 @@ class Program:
             return (collate or default_collate)(samples)
         return batch_reader(dataset, collate)(torch.arange(min(size, _length(dataset))))  # type: ignore[arg-type]
 
+    def fingerprint(self) -> str | None:
+        """What a training set for all ranks is known by; None where each rank has its own."""
+        if not self.is_shared or self.draws is None:
+            return None
+        with first_batch():
+            return fingerprint(self.train_dataset, self.draws)  # type: ignore[arg-type]
+
+    def refuse_fewer_steps_than(self, resumed: Checkpoint) -> None:
+        """Raise InputError if the run is known to end before the checkpoint that it is to go on from."""
+        if (steps := self.known_max_steps()) is not None:
+            self._refuse_fewer_steps(steps, resumed)
+
+    def _refuse_fewer_steps(self, steps: int, resumed: Checkpoint) -> None:
+        if steps < resumed.step:
+            what = "max_steps" if steps == self.request.max_steps else "num_epochs"
+            raise InputError(
+                f"fit: {what} ends the run after {steps} steps, but {visible(resumed.path)} has done {resumed.step}; "
+                "ask for at least as many, or resume from an earlier checkpoint"
+            )
+
     # --- on a rank -----------------------------------------------------------------------------------------
 
     def __call__(self, comm: Communicator) -> NodeOutcome:
@@ -168,6 +195,8 @@ class Program:
         seed_device(device, request.seed, comm.rank)
         data = self._shared_source(comm.rank) if self.is_shared else self._own_source(comm, remarks)
         data.num_epochs = request.num_epochs
+        if self.checkpoints.resumed is not None:
+            self._refuse_fewer_steps(request.limit(data.steps_per_epoch), self.checkpoints.resumed)
         evaluates = self.val_dataset is not None and request.val_size > 0
         settings = LoopSettings(
             max_steps=request.limit(data.steps_per_epoch),
@@ -258,7 +287,7 @@ class Program:
         if isinstance(dataset, IterableDataset):
             if comm.rank == 0 and (remark := _unused_loader(request)) is not None:
                 remarks.append(remark)
-            return StreamedData(
+            source: Source = StreamedData(
                 dataset,
                 0,
                 1,
@@ -269,6 +298,8 @@ class Program:
                 draws=draws,
                 own=(comm.rank, self._agreed_steps(dataset, draws, comm)),
             )
+            source.known_as = self._known_as(dataset, draws)
+            return source
         num_compared = min(request.batch_size, _length(dataset))
         with draws.at(comm.rank):
             first = digest_of(dataset[index] for index in range(num_compared))
@@ -281,7 +312,7 @@ class Program:
                 "use its `rank` and `num_nodes` to give each rank its own samples"
             )
         lengths = [length for length, _ in facts]
-        return OwnData(
+        source = OwnData(
             dataset,
             lengths,
             comm.rank,
@@ -293,6 +324,11 @@ class Program:
             loader=loader,
             draws=draws,
         )
+        source.known_as = self._known_as(dataset, draws)
+        return source
+
+    def _known_as(self, dataset: Dataset[Any], draws: Draws) -> str | None:
+        return fingerprint(dataset, draws) if self.checkpoints.home is not None else None
 
     def _agreed_steps(self, dataset: IterableDataset[Any], draws: Draws, comm: Communicator) -> int | None:
         """After how many steps an epoch ends for all ranks, each with a stream of its own; None: it need not end.

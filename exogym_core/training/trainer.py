@@ -128,7 +128,7 @@ class Trainer:
             strategy: what happens at the end of a local step; each rank gets its own copy.
             num_nodes: number of ranks; by default torchrun's world size, or the hosts of the topology.
             max_steps: steps to do; with `num_epochs`, whichever ends first.
-            device: as for `Trainer`; giving different ones to both is an error.
+            device: as for `Trainer`; giving different ones to both is an error. "auto" and "" leave it open.
             devices: likewise.
             batch_size: samples a rank and step. The last step of an epoch may be smaller; averages over ranks
                 are weighted by samples.
@@ -205,6 +205,10 @@ LocalTrainer = Trainer
 
 
 def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
+    # "" is EXO Gym's way to leave a device open, "auto" the experiment files'.
+    of_trainer, of_fit = (
+        None if isinstance(v, str) and v in ("", "auto") else v for v in (of_trainer, of_fit)
+    )
     if of_trainer is not None and of_fit is not None and of_trainer != of_fit:
         raise InputError(f"fit: {name} is {of_fit!r}, but Trainer was given {of_trainer!r}; keep one of them")
     return of_fit if of_fit is not None else of_trainer

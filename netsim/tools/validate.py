@@ -6,6 +6,8 @@ import json
 
 import click
 
+from netsim.files.errors import InputError
+from netsim.topology.devices import device_name
 from netsim.topology.schema import TopologyFile
 from netsim.topology.topology import Topology
 
@@ -26,3 +28,14 @@ def command(file: str | None, json_schema: bool) -> None:
     counts = [(len(topology.hosts), "host"), (len(topology.regions), "region"), (len(topology.links), "link")]
     text = ", ".join(f"{number:,} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
     click.echo(f"{file}: valid: {text} (one direction each)")
+    _warn_of_devices(file, topology)
+
+
+def _warn_of_devices(file: str, topology: Topology) -> None:
+    """A network needs no devices, but whoever computes on its hosts by FLOPs does."""
+    unlike = {host.device: host.name for host in reversed(topology.hosts) if host.device is not None}
+    for device, host in reversed(unlike.items()):
+        try:
+            device_name(device, f"host {host}: ")
+        except InputError as error:
+            click.echo(f"warning: {file}: {error}", err=True)

@@ -82,11 +82,12 @@ def _check_cosine(options: Mapping[str, Any]) -> None:
         if name not in _COSINE_OPTIONS:
             raise unknown_name("option of lambda_cosine", name, _COSINE_OPTIONS)
     for name in ("warmup_steps", "max_steps"):
-        if options.get(name):
+        if options.get(name) not in (None, 0):
             positive_int(where, name, options[name])
-    if number(where, "floor", options.get("floor", 0)) > 1:
+    floor = options.get("floor")
+    if floor is not None and number(where, "floor", floor) > 1:
         raise InputError(f"{where}: floor={options['floor']!r} must be a share of the learning rate, 0 to 1")
-    if not isinstance(options.get("cosine_anneal", False), bool):
+    if not isinstance(options.get("cosine_anneal"), bool | None):
         raise InputError(f"{where}: cosine_anneal={options['cosine_anneal']!r} must be true or false")
 
 
@@ -98,8 +99,11 @@ def build_scheduler(
         resolved = resolve_scheduler(scheduler, options)
         assert callable(resolved)
         return resolved(optimizer, **options)
-    options = {**options, "max_steps": min(options.get("max_steps") or max_steps, max_steps)}
-    return LambdaLR(optimizer, partial(cosine_factor, **options))
+    given = {
+        name: value for name, value in options.items() if value is not None
+    }  # `null` in a file: the default
+    given["max_steps"] = min(given.get("max_steps") or max_steps, max_steps)
+    return LambdaLR(optimizer, partial(cosine_factor, **given))
 
 
 @contextmanager

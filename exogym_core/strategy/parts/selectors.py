@@ -53,7 +53,10 @@ class RandomIndexSelector(IndexSelector):
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """Sorted indices."""
         count = max(1, round(self.p * len(param)))
-        bounds = torch.arange(count + 1) * len(param) // count
+        # Place by place, not `arange * len // count`: that product overflows for models of 3e10 parameters.
+        places = torch.arange(count + 1)
+        whole, rest = divmod(len(param), count)
+        bounds = places * whole + places * rest // count
         generator = shared_generator(self.seed, "random", iteration)
         draws = torch.rand(count, generator=generator, dtype=torch.float64)
         return bounds[:-1] + (draws * (bounds[1:] - bounds[:-1])).long()

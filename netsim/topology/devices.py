@@ -1,0 +1,60 @@
+"""Names of common devices, for `device:` in topologies, with their peak speeds, from `topologies/devices.csv`.
+
+A network needs no devices: what a topology says there is carried along for those who compute on its hosts.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from netsim.files.errors import InputError, UnknownNameError, unknown_name
+from netsim.files.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["device_name", "device_problems", "device_table"]
+
+
+@cache
+def device_table() -> Mapping[str, Mapping[str, str]]:
+    """The file's rows by name, with columns as written: kind, teraflops by dtype ("" for none), source."""
+    text = resources.files("topologies").joinpath("devices.csv").read_text(encoding="utf-8")
+    return {row["name"]: row for row in csv.DictReader(text.splitlines())}
+
+
+def device_name(given: object, where: str = "") -> str:
+    """The name in the table that is meant, however it is spelt ("RTX 4090" is "rtx-4090").
+
+    Args:
+        given: as a user wrote it.
+        where: prefix of the error's line, such as "host us.0: ".
+
+    Raises:
+        UnknownNameError: no such device; the line lists them, the likeliest first.
+        InputError: it is no text.
+    """
+    if not isinstance(given, str):
+        raise InputError(f"{where}device {given!r} is no name; write one such as rtx-4090")
+    plain = given.strip().lower().replace(" ", "-").replace("_", "-")
+    if plain not in device_table():
+        error = unknown_name("device", given, device_table())
+        raise type(error)(f"{where}{error}")
+    return plain
+
+
+def device_problems(data: Any) -> Iterator[Problem]:
+    """What a topology file's plain data say of devices that nobody knows, by key."""
+    for group in ("hosts", "regions"):
+        entries = data.get(group) if isinstance(data, Mapping) else None
+        for name, entry in entries.items() if isinstance(entries, Mapping) else ():
+            device = entry.get("device") if isinstance(entry, Mapping) else None
+            try:
+                if device is not None:
+                    device_name(device)
+            except InputError as error:
+                yield Problem((group, str(name), "device"), str(error), isinstance(error, UnknownNameError))

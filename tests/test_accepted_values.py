@@ -1,0 +1,60 @@
+"""Values that users may write, in the forms in which they meet them elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import ReduceOp
+
+from exogym_core import Trainer
+from exogym_core.communicator.base import reduce_op_name
+from exogym_core.strategy import AllReduceStrategy
+from exogym_core.strategy.options.lr_schedule import build_scheduler, resolve_scheduler
+from exogym_core.strategy.parts.selectors import RandomIndexSelector
+from exogym_core.tasks import build_model
+from netsim.files.errors import InputError, UnknownNameError
+
+
+def test_reduce_ops_come_as_text_as_kinds_and_as_objects_of_c10d():
+    for name in ("sum", "avg", "min", "max", "product"):
+        kind = getattr(ReduceOp, name.upper())
+        assert {reduce_op_name(form) for form in (name, name.upper(), kind, ReduceOp(kind))} == {name}
+    for unknown in (ReduceOp.BXOR, ReduceOp(ReduceOp.BAND), 3, None):
+        with pytest.raises(UnknownNameError, match="unknown reduce op"):
+            reduce_op_name(unknown)
+
+
+def test_null_in_a_schedule_means_its_default():
+    """`warmup_steps: null` in an experiment used to fail inside a rank."""
+    options = dict.fromkeys(("warmup_steps", "max_steps", "floor", "cosine_anneal"))
+    resolve_scheduler("lambda_cosine", options)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    assert build_scheduler(optimizer, "lambda_cosine", options, 10).get_last_lr() == [1.0]
+
+
+def test_bounds_of_a_random_selection_do_not_overflow(monkeypatch):
+    """At 3e10 values and p=0.02 the product of the last place and the size passed 2 ** 63."""
+
+    class Sized:
+        def __len__(self):
+            return 30_000_000_000
+
+    # As many slices as p=0.02 asks for, 6e8, need 5 GB: of their places look at the last few alone.
+    places = torch.arange(600_000_000 - 3, 600_000_001)
+    monkeypatch.setattr(torch, "arange", lambda *_: places)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.zeros(3, dtype=torch.float64))
+    indices = RandomIndexSelector(0.02).get_indices(Sized(), 0)
+    assert indices.tolist() == [30_000_000_000 - 50 * behind for behind in (3, 2, 1)]
+
+
+@pytest.mark.parametrize(("of_trainer", "of_fit"), [("", "cpu"), ("auto", "cpu"), (None, ""), ("", "auto")])
+def test_no_device_is_written_as_exo_gym_and_as_experiments_do(of_trainer, of_fit):
+    """`device=""` is EXO Gym's default, "auto" the experiment files'; fit used to refuse both."""
+    samples = torch.utils.data.TensorDataset(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))
+    trainer = Trainer(build_model("mlp", inputs=6, hidden=[4], classes=2), samples, device=of_trainer)
+    model = trainer.fit(
+        strategy=AllReduceStrategy(), num_nodes=2, max_steps=1, batch_size=2, device=of_fit, workers="threads"
+    )
+    assert model.fit_result.complete
+    with pytest.raises(InputError, match="device is 'mps', but Trainer was given 'cpu'"):
+        Trainer(model, samples, device="cpu").fit(strategy=AllReduceStrategy(), num_nodes=2, device="mps")
