@@ -61,9 +61,11 @@ def _or_resume(context: click.Context, parameter: click.Parameter, value: Path |
     return value
 
 
-def _is_resumed(resume: Path | None, **others: object) -> bool:
+def _is_resumed(resume: Path | None, trust: bool, **others: object) -> bool:
     """Whether a run is to go on, which it does as it was begun: nothing else may be given."""
     if resume is None:
+        if trust:
+            raise InputError("--trust: goes with --resume: leave it out")
         return False
     for name, value in others.items():
         if value:
@@ -101,6 +103,9 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
                 type=click.Path(path_type=Path),
                 is_eager=True,  # known when it is asked whether EXPERIMENT is missing
                 help="Go on with the run in this folder, from its last checkpoint.",
+            ),
+            click.option(
+                "--trust", is_flag=True, help="With --resume: though somebody else has made or changed it."
             ),
             click.option(
                 "--topology",
@@ -155,6 +160,7 @@ def cli() -> None:
 def run(
     experiment: Path | None,
     resume: Path | None,
+    trust: bool,
     topology: str | None,
     protocol: str | None,
     scale: str | None,
@@ -167,9 +173,9 @@ def run(
 ) -> None:
     """Train with one strategy of EXPERIMENT, or go on with a run."""
     given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds, "strategy": strategy}
-    if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
+    if _is_resumed(resume, trust, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return resume_run(resume, trace=trace, as_json=as_json)
+        return resume_run(resume, trust=trust, trace=trace, as_json=as_json)
     assert experiment is not None
     loaded = _load(experiment, topology, protocol, seeds, overrides, scale)
     if strategy is not None:
@@ -188,6 +194,7 @@ def run(
 def compare(
     experiment: Path | None,
     resume: Path | None,
+    trust: bool,
     topology: str | None,
     protocol: str | None,
     scale: str | None,
@@ -198,9 +205,9 @@ def compare(
 ) -> None:
     """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
     given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds}
-    if _is_resumed(resume, experiment=experiment, topology=topology, protocol=protocol, **given):
+    if _is_resumed(resume, trust, experiment=experiment, topology=topology, protocol=protocol, **given):
         assert resume is not None
-        return resume_run(resume, as_json=as_json)
+        return resume_run(resume, trust=trust, as_json=as_json)
     assert experiment is not None
     return train(_load(experiment, topology, protocol, seeds, overrides, scale), out, as_json=as_json)
 
@@ -223,14 +230,21 @@ def report(run_folder: Path, as_json: bool) -> None:
 @click.option("--tokens", default=200, show_default=True, help="How many to draw.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
 @click.option("--seed", type=int, help="Of the draws [another text each time].")
+@click.option("--trust", is_flag=True, help="Run the code that RUN names, though somebody else has made it.")
 @_debug
 def sample(
-    model_or_run: Path, strategy: str | None, prompt: str, tokens: int, temperature: float, seed: int | None
+    model_or_run: Path,
+    strategy: str | None,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int | None,
+    trust: bool,
 ) -> None:
     """Let the language model of a run write on from a prompt."""
     from exogym_core.app.sampling import Sampler
 
-    sampler = Sampler.of_run(model_or_run, strategy)
+    sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
     click.echo(visible_text(sampler.text(prompt, tokens, temperature, seed)))
 
 
@@ -273,10 +287,21 @@ def validate(file: Path) -> None:
         experiment = Experiment.load(file)
         for scale in experiment.settings.scales:
             Experiment.load(file, scale=scale)
-        experiment.build_model(experiment.build_task())
+        unseen = _build_shipped(experiment)
         names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
-        told = f"experiment of {experiment.settings.workers.count} workers with {names}"
+        told = f"experiment of {experiment.settings.workers.count} workers with {names}{unseen}"
     click.echo(f"{visible(file)}: valid: {told}")
+
+
+def _build_shipped(experiment: Experiment) -> str:
+    """Make task and model as far as no code of others runs; says what was left out."""
+    foreign = {code.what for code in experiment.own_code}
+    if "task" not in foreign:
+        task = experiment.build_task()
+        if "model" not in foreign:
+            experiment.build_model(task)
+    told = ", ".join(code.reference for code in experiment.own_code)
+    return f"; not tried, since that would run its code: {visible(told)}" if told else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

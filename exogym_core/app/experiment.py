@@ -17,7 +17,9 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from exogym_core.app.overrides import apply_overrides
+from exogym_core.app.own_code import OwnCode, find_own_code
 from exogym_core.names import unique_labels
+from exogym_core.results.seal import code_folder_of, is_own
 from netsim.files.documents import Document, KeyPath, Schema, load_document, parse_document, validate
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
@@ -171,6 +173,7 @@ class Experiment:
         compute: how long steps take.
         document: what was written where, so that later errors can say so.
         strategies: those to run, each with a label of its own.
+        own_code: where the tasks, models and strategies are that are not NetGym's; reading a file runs none of it.
     """
 
     settings: Settings
@@ -178,6 +181,7 @@ class Experiment:
     compute: Compute
     document: Document
     strategies: tuple[StrategySettings, ...]
+    own_code: tuple[OwnCode, ...] = ()
 
     @classmethod
     def load(
@@ -186,6 +190,8 @@ class Experiment:
         overrides: Sequence[str] = (),
         options: Mapping[str, object] | None = None,
         scale: str | None = None,
+        *,
+        trust: bool = False,
     ) -> Experiment:
         """Read an experiment file.
 
@@ -194,19 +200,25 @@ class Experiment:
             overrides: `key.path=value`, as in `--set`.
             options: top-level keys replaced by flags of their own, such as `--topology`.
             scale: which of the file's `scales` to apply, before the overrides.
+            trust: the file is a run's, whose modules are looked for where the run found them, whoever made it.
 
         Raises:
             InputError: whatever is wrong, one line a mistake with file, line and key.
         """
         path = Path(path)
         document = apply_overrides(load_document(path), overrides, options, scale)
-        return cls.from_document(document, folder=path.parent, default_name=path.stem)
+        recorded = code_folder_of(path.parent) if trust or is_own(path.parent) else None
+        return cls.from_document(document, path.parent, path.stem, recorded)
 
     @classmethod
     def from_document(
-        cls, document: Document, folder: Path = Path(), default_name: str = "experiment"
+        cls,
+        document: Document,
+        folder: Path = Path(),
+        default_name: str = "experiment",
+        code_folder: Path | None = None,
     ) -> Experiment:
-        """Check a document; relative topology files are looked for in `folder` first."""
+        """Check a document; relative topology files and one's own modules are looked for in `folder` first."""
         settings = validate(Settings, document)
         name = settings.name or default_name
         settings = settings.model_copy(update={"name": name, **_resolved_seeds(settings, document)})
@@ -221,10 +233,13 @@ class Experiment:
                 for entry, label in zip(settings.strategies, labels, strict=True)
             ),
         )
+        folders = [folder] if code_folder is None else [folder, code_folder]
+        experiment = replace(experiment, own_code=experiment._found_code(folders))
         experiment._check_network()
         experiment._check_machine()
         for entry in experiment.strategies:
-            experiment.build_strategy(entry)
+            if ":" not in entry.name:
+                experiment.build_strategy(entry)
         return experiment
 
     @property
@@ -264,7 +279,7 @@ class Experiment:
 
         task = self.settings.task
         try:
-            return build_task(task.name, **task.options)
+            return build_task(self._maker(task.name, "task"), **task.options)
         except InputError as error:
             raise self.document.error(_blamed(("task",), task, error), error) from error
 
@@ -275,6 +290,8 @@ class Experiment:
         model = self.settings.model
         name, options = (model.name, model.options) if model else (None, {})
         try:
+            if name is not None and ":" in name:
+                name = self._maker(name, "model")
             return build_model(name, task, seed=self.settings.seed, **options)
         except InputError as error:
             path = _blamed(("model",), model, error) if model else ("task",)
@@ -283,16 +300,37 @@ class Experiment:
     def build_strategy(self, entry: StrategySettings) -> Strategy:
         """A fresh strategy object."""
         from exogym_core.strategy import build_strategy
-        from exogym_core.tasks import load_callable
 
         try:
             if ":" in entry.name:
-                return load_callable(entry.name, "strategy")(**entry.options)  # type: ignore[no-any-return]
+                return self._maker(entry.name, "strategy")(**entry.options)  # type: ignore[no-any-return]
             return build_strategy(entry.name, **entry.options)
         except (InputError, TypeError) as error:
             told = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
             position = [other.label for other in self.strategies].index(entry.label)
             raise self.document.error(_blamed(("strategies", position), entry, told), told) from error
+
+    def _maker(self, name: str, what: str) -> Any:
+        """The name of a task or model of ours, or one's own code, which is imported here."""
+        if ":" not in name:
+            return name
+        return next(code for code in self.own_code if (code.reference, code.what) == (name, what)).load()
+
+    def _found_code(self, folders: Sequence[Path]) -> tuple[OwnCode, ...]:
+        """Where one's own code is; each reference once, in the order of the file."""
+        settings = self.settings
+        named: list[tuple[str, KeyPath, str]] = [("task", ("task",), settings.task.name)]
+        if settings.model is not None:
+            named.append(("model", ("model",), settings.model.name))
+        named += [
+            ("strategy", ("strategies", place), entry.name) for place, entry in enumerate(self.strategies)
+        ]
+        found = {
+            (what, name): _at(self.document, path, find_own_code, name, what, folders)
+            for what, path, name in reversed(named)
+            if ":" in name
+        }
+        return tuple(reversed(found.values()))
 
     def with_minibatch(self, minibatch_size: int) -> Experiment:
         """This with another micro-batch, such as one that was found out."""

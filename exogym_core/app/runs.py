@@ -41,10 +41,11 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
     from exogym_core.results.record import RunFolder
 
     with _interruptible(len(experiment.strategies)) as begin:
+        _load_own_code(experiment)
         folder = begin(RunFolder.create(out, str(experiment.settings.name)))
         try:
             folder.write_text("experiment.yaml", experiment.to_yaml())
-            folder.write_environment()
+            folder.write_environment(next((code.folder for code in experiment.own_code if code.folder), None))
             entries = _compare(experiment, folder, trace=trace)
             show_report(folder, as_json=as_json)
             _tell_failures(entries)
@@ -55,13 +56,29 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
             raise
 
 
-def resume_run(path: Path, *, trace: bool = False, as_json: bool = False) -> None:
-    """Go on with what was stopped, as its folder says; leave alone what is finished."""
+def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json: bool = False) -> None:
+    """Go on with what was stopped, as its folder says; leave alone what is finished.
+
+    Args:
+        path: the run's folder.
+        trust: go on although somebody else made it, or has changed it.
+        trace: write what happens.
+        as_json: print one document instead of table and sentence.
+
+    Raises:
+        InputError: there is no run, it needs `trust`, or another process works in it.
+    """
     from exogym_core.app.experiment import Experiment
     from exogym_core.results.record import RunFolder
+    from exogym_core.results.seal import is_own
 
     folder = RunFolder.open(path)
-    experiment = Experiment.load(path / "experiment.yaml")
+    if not trust and not is_own(path):
+        raise InputError(
+            f"{visible(path)}: you have not made this run, or its experiment.yaml was changed since: it may name "
+            "code, which runs as you; look through it, then add --trust"
+        )
+    experiment = Experiment.load(path / "experiment.yaml", trust=True)
     if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
         if as_json:
             click.echo(_json_document(folder))
@@ -70,11 +87,21 @@ def resume_run(path: Path, *, trace: bool = False, as_json: bool = False) -> Non
         click.echo(str(path))
         return
     with _interruptible(len(experiment.strategies)) as begin:
-        begin(folder).clean()
+        begin(folder.owned()).clean()
+        _load_own_code(experiment)
         folder.log("resumed")
         entries = _compare(experiment, folder, resume=True, trace=trace)
         show_report(folder, as_json=as_json)
         _tell_failures(entries)
+
+
+def _load_own_code(experiment: Experiment) -> None:
+    """Say whose code will run, and run it before anything is trained."""
+    for code in experiment.own_code:
+        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+    if experiment.own_code:
+        for entry in experiment.strategies:
+            experiment.build_strategy(entry)
 
 
 @contextmanager
@@ -102,6 +129,9 @@ def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFol
                     path = visible(folder.path)
                     error.add_note(f"What was done is in {path}; to go on: netgym compare --resume {path}")
             raise
+        finally:
+            for folder in folders:
+                folder.release()
 
 
 def _interrupted(folder: RunFolder, num_strategies: int) -> str:

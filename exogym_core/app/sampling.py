@@ -17,6 +17,7 @@ import torch
 from exogym_core.app.experiment import Experiment
 from exogym_core.names import file_name, visible
 from exogym_core.results.record import RunFolder
+from exogym_core.results.seal import is_own
 from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -73,15 +74,16 @@ class Sampler:
     model: nn.Module
 
     @classmethod
-    def of_run(cls, path: str | Path, strategy: str | None = None) -> Sampler:
+    def of_run(cls, path: str | Path, strategy: str | None = None, *, trust: bool = False) -> Sampler:
         """The averaged model of a run's strategy.
 
         Args:
             path: a run folder, or one of the files in its `models/`.
             strategy: whose model; may be left out where there is one only.
+            trust: run the code that the run names, though somebody else has made or changed it.
 
         Raises:
-            InputError: there is no such model, or it is no language model.
+            InputError: there is no such model, it is no language model, or it needs `trust`.
         """
         path = Path(path)
         if path.suffix == _SUFFIX:
@@ -89,7 +91,12 @@ class Sampler:
                 raise InputError(f"{visible(path)}: is one model already; leave --strategy out")
             path, strategy = path.parent.parent, path.stem
         folder = RunFolder.open(path)
-        experiment = Experiment.load(folder.path / "experiment.yaml")
+        experiment = Experiment.load(folder.path / "experiment.yaml", trust=trust)
+        if experiment.own_code and not trust and not is_own(folder.path):
+            raise InputError(
+                f"{visible(path)}: you have not made this run, and it names code, which would run as you: "
+                f"{visible(experiment.own_code[0])}; look through it, then add --trust"
+            )
         model = experiment.build_model(experiment.build_task())
         if not hasattr(model, "logits") or not hasattr(model, "block_size"):
             raise InputError(

@@ -26,6 +26,7 @@ import torch
 
 from exogym_core.names import visible
 from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_checked, read_state, write_new, write_state
+from exogym_core.results.lock import FolderLock
 from exogym_core.results.record import RecordError
 from exogym_core.ranks.journal import Journal, requests_from_text, requests_to_text
 from netsim.files.errors import InputError
@@ -288,6 +289,9 @@ class CheckpointWriter:
         world_size: number of ranks.
         resumed: what the run goes on from.
 
+    Raises:
+        InputError: another process makes checkpoints in the folder.
+
     Attributes:
         journal: to run the ranks with.
     """
@@ -300,6 +304,7 @@ class CheckpointWriter:
         resumed: Checkpoint | None = None,
     ) -> None:
         self._folder, self._identity, self._world_size = folder, identity, world_size
+        self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
         self._resumed_step = resumed.step if resumed is not None else 0
         self._log = resumed.log() if resumed is not None else b""
@@ -364,6 +369,11 @@ class CheckpointWriter:
         if self._folder is not None:
             for path in self._folder.glob(".step-*"):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def release(self) -> None:
+        """Let others make checkpoints in the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _remove(path: Path) -> None:

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, seeded_name, visible
+from exogym_core.results.lock import LOCK_NAME, FolderLock
+from exogym_core.results.seal import relative_to, seal_of
 from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ VALIDATION_COLUMNS = (
 )
 """First columns of a strategy's validation metrics."""
 
+_ENVIRONMENT = "environment.json"
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn", "numba")
 
 
@@ -139,30 +142,38 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: FolderLock | None = None
 
     @classmethod
     def create(cls, out: str | Path | None, name: str, parent: str | Path = "runs") -> RunFolder:
-        """A new folder: `out`, which must be new or empty, else `parent/<name>-<n>`.
+        """A new folder: `out`, which must be new or empty, else `parent/<name>-<n>`; it is this process's.
 
         Raises:
-            InputError: `out` holds something already.
+            InputError: `out` holds something already, or another process has just taken it.
             RecordError: it cannot be made.
         """
         if out is None:
-            return cls(make_private_folder(Path(parent), name, numbered=True))
+            return cls(make_private_folder(Path(parent), name, numbered=True)).owned()
         path = Path(out)
-        if path.is_dir() and any(path.iterdir()):
-            raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
-        if path.exists() and not path.is_dir():
-            raise InputError(f"--out {visible(out)}: is a file: choose a new or empty folder")
         try:
+            if path.exists() and not path.is_dir():
+                raise InputError(f"--out {visible(out)}: is a file: choose a new or empty folder")
+            if path.is_dir() and any(entry.name != LOCK_NAME for entry in path.iterdir()):
+                raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700, exist_ok=True)
             path.chmod(0o700)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise RecordError(f"--out {visible(out)}: cannot be made: {reason}") from error
-        return cls(path)
+        except OSError as error:
+            raise RecordError(f"--out {visible(out)}: cannot be made: {error.strerror or error}") from error
+        except InputError:
+            raise
+        except ValueError as error:
+            raise RecordError(f"--out {visible(out)}: cannot be made: {error}") from error
+        folder = cls(path).owned()
+        if any(entry.name != LOCK_NAME for entry in path.iterdir()):  # of one who came first, and is through
+            folder.release()
+            raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
+        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -175,6 +186,28 @@ class RunFolder:
         if not (folder / "experiment.yaml").is_file():
             raise InputError(f"{visible(path)}: is no run folder: it has no experiment.yaml")
         return cls(folder)
+
+    # --- who works in it -----------------------------------------------------------------------------------
+
+    def owned(self) -> RunFolder:
+        """This folder, from now on this process's alone, until `release` or the process's end.
+
+        Raises:
+            InputError: another process works in it; the line tells its pid.
+            RecordError: it cannot be written to.
+        """
+        try:
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise RecordError(
+                f"{visible(self.path)}: cannot be written: {error.strerror or error}"
+            ) from error
+        return self
+
+    def release(self) -> None:
+        """Let others work in it."""
+        if self._lock is not None:
+            self._lock.release()
 
     # --- writing -------------------------------------------------------------------------------------------
 
@@ -201,10 +234,16 @@ class RunFolder:
         except OSError as error:
             raise RecordError(f"{visible(path.parent)}: cannot be made: {error.strerror}") from error
         write_whole(path, text)
+        if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
+            self._write_facts(json.loads((self.path / _ENVIRONMENT).read_text(encoding="utf-8")))
         return path
 
-    def write_environment(self) -> None:
-        """Versions and platform; neither environment variables nor names of people or machines."""
+    def write_environment(self, code_folder: Path | None = None) -> None:
+        """Versions and platform; neither environment variables nor names of people or machines.
+
+        Args:
+            code_folder: where the modules lie that the experiment names, if it names any.
+        """
         versions = {name: version for name in _VERSIONS if (version := _version(name))}
         facts = {
             "versions": versions,
@@ -213,7 +252,14 @@ class RunFolder:
             "machine": platform.machine(),
             "cores": os.cpu_count(),
         }
-        self.write_text("environment.json", json.dumps(facts, indent=2) + "\n")
+        if code_folder is not None:
+            facts["code"] = relative_to(self.path, code_folder)
+        self._write_facts(facts)
+
+    def _write_facts(self, facts: dict[str, Any]) -> None:
+        """Facts, under this user's seal of the experiment that lies here now."""
+        facts["seal"] = seal_of(self.path, facts.get("code"))
+        self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
 
     def write_strategy(
         self,
@@ -260,6 +306,7 @@ class RunFolder:
         """Remove a folder in which nothing has been trained: only what a run writes at its start."""
         for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):
             (self.path / name).unlink(missing_ok=True)
+        self.release()
         checkpoints = self.path / "checkpoints"
         with contextlib.suppress(OSError):  # not empty: something else was put there
             for path in [*checkpoints.glob("*"), checkpoints] if checkpoints.is_dir() else []:

@@ -108,14 +108,15 @@ def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], give
         raise InputError(f"{what} cannot be made with {told or 'no options'}: {error}") from error
 
 
-def build_task(name: str, **options: Any) -> Task:
-    """The task of this name, or the `Task` that one's own `module:callable` returns.
+def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
+    """The task of this name, or the `Task` that one's own `module:callable`, or callable, returns.
 
     Raises:
         UnknownNameError: no such task or option.
         InputError: the task cannot be had as asked.
     """
-    maker = _maker("task", name, TASKS)
+    maker = _maker("task", name, TASKS) if isinstance(name, str) else name
+    name = name if isinstance(name, str) else getattr(name, "__name__", "task")
     _check_options(f"task {name}", maker, options)
     task = _made(f"task {name}", maker, options, options)
     if not isinstance(task, Task):
@@ -124,12 +125,15 @@ def build_task(name: str, **options: Any) -> Task:
 
 
 def build_model(
-    name: str | None = None, task: Task | None = None, seed: int | None = None, **options: Any
+    name: str | Callable[..., nn.Module] | None = None,
+    task: Task | None = None,
+    seed: int | None = None,
+    **options: Any,
 ) -> nn.Module:
     """The model of this name, made to fit `task`; the task's default model where no name is given.
 
     Args:
-        name: a name in `MODELS` or one's own `module:callable`.
+        name: a name in `MODELS`, one's own `module:callable`, or a callable.
         task: gives defaults for sizes such as the number of classes; `options` override them.
         seed: of the initial parameters; leaves the global random state as it was. None draws from that state.
         options: arguments of the model.

@@ -237,6 +237,7 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     finally:
         recorder.finish()
         checkpoints.close()
+        checkpoints.release()
         for logger in loggers:
             logger.close()
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds

@@ -16,10 +16,10 @@ from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
-from exogym_core.communicator.gloo.secret import shared_secret
 from exogym_core.plain import packed, unpacked
 from exogym_core.ranks.children import Channel, Children
 from exogym_core.ranks.gloo_ranks import launch_gloo
+from exogym_core.secret import shared_secret
 from netsim.files.errors import InputError, RankError
 
 if TYPE_CHECKING:

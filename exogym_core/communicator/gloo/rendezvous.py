@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from exogym_core.communicator.gloo.secret import SealedStore, shared_secret
+from exogym_core.communicator.gloo.sealed_store import SealedStore
 from exogym_core.communicator.gloo.wire import Wire
+from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
 if TYPE_CHECKING:

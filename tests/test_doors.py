@@ -1,0 +1,281 @@
+"""Files from others run no code, and a folder has one owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch import nn
+
+from exogym_core.app.cli import main
+from exogym_core.app.own_code import find_own_code
+from exogym_core.checkpoints.checkpoint import CheckpointWriter, run_identity
+from exogym_core.results import report
+from exogym_core.results.lock import FolderLock
+from exogym_core.results.record import RunFolder
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: 2, kind: threads}
+device: cpu
+steps: 2
+batch_size: 4
+evaluate: {every: 2, samples: 16}
+strategies:
+  - STRATEGY
+"""
+
+MINE = """\
+import pathlib
+pathlib.Path("imported").touch()
+from exogym_core.strategy import SimpleReduceStrategy
+from exogym_core.tasks import MLP, digits
+
+
+class Mine(SimpleReduceStrategy):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(report, "write_report", lambda folder: folder.write_text("report.html", ""))
+    return tmp_path
+
+
+def written(*changes: tuple[str, str]) -> None:
+    text = EXPERIMENT
+    for old, new in changes:
+        text = text.replace(old, new)
+    Path("file.yaml").write_text(text)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+# --- whose code runs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [
+            ("task: digits", "task: {name: 'subprocess:getoutput', cmd: 'touch made'}"),
+            ("STRATEGY", "AllReduce"),
+        ],
+        [("STRATEGY", "{name: 'subprocess:Popen', args: [touch, made]}")],
+        [("{name: mlp, hidden: [4]}", "{name: 'os:mkdir', path: made}"), ("STRATEGY", "AllReduce")],
+    ],
+    ids=["task", "strategy", "model"],
+)
+@pytest.mark.parametrize("command", ["validate", "run", "compare"])
+def test_nothing_of_pythons_own_is_called(
+    changes: list[tuple[str, str]], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(*changes)
+    code, text = told(capsys, command, "file.yaml")
+    assert code == 2
+    assert "is Python's own library" in text
+    assert text.startswith("error: file.yaml:")
+    assert not Path("made").exists()
+
+
+def test_validating_runs_no_code_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(MINE)
+    written(("task: digits", "task: 'mine:digits'"), ("STRATEGY", "{name: 'mine:Mine', label: own}"))
+    code, text = told(capsys, "validate", "file.yaml")
+    assert code == 0
+    assert (
+        "valid: experiment of 2 workers with own; not tried, since that would run its code: mine:digits"
+        in text
+    )
+    assert not Path("imported").exists()
+
+
+def test_running_says_once_whose_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Path("mine.py").write_text(MINE)
+    written(("STRATEGY", "{name: 'mine:Mine', label: own}\n  - {name: 'mine:Mine', label: other}"))
+    code, text = told(capsys, "compare", "file.yaml", "--out", "out")
+    assert code == 0
+    assert [line for line in text.splitlines() if line.startswith("code: ")] == [
+        "code: strategy mine:Mine of mine.py"
+    ]
+    # The stored experiment runs again though the module is not beside it, as long as it is one's own.
+    assert told(capsys, "run", "out/experiment.yaml", "--strategy", "own")[0] == 0
+
+
+def test_two_files_of_one_module_name_are_two_modules(here: Path) -> None:
+    for name in ("first", "second"):
+        (here / name).mkdir()
+        (here / name / "mine_again.py").write_text(f"def which():\n    return {name!r}\n")
+    found = [
+        find_own_code("mine_again:which", "task", [here / name]).load()() for name in ("first", "second")
+    ]
+    assert found == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "line"),
+    [
+        (
+            "nowhere_at_all:Thing",
+            "cannot import 'nowhere_at_all': there is no nowhere_at_all.py beside the file",
+        ),
+        ("../evil:Thing", "is no module:callable"),
+        ("torch.hub:urlopen", "is Python's own 'urllib'"),
+        ("numpy.f2py.diagnose:os", "'numpy.f2py.diagnose' has no callable 'os'"),
+        ("posix:system", "is Python's own library"),
+    ],
+)
+def test_what_is_neither_beside_the_file_nor_installed_is_refused(reference: str, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_own_code(reference, "task", [Path()]).load()
+    assert line in str(caught.value)
+
+
+def test_installed_code_is_told_with_its_distribution() -> None:
+    code = find_own_code("exogym_core.tasks:MLP", "model", [Path()])
+    assert str(code).startswith("exogym_core.tasks:MLP of netgym ")
+    assert code.load().__name__ == "MLP"
+
+
+# --- whose folder it is ------------------------------------------------------------------------------------
+
+
+def stopped_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run in `out` whose page is missing, as if it had been stopped."""
+    written(("STRATEGY", "AllReduce"))
+    assert told(capsys, "run", "file.yaml", "--out", "out")[0] == 0
+    Path("out/report.html").unlink()
+
+
+def changed() -> None:
+    path = Path("out/experiment.yaml")
+    path.write_text(path.read_text().replace("steps: 2", "steps: 3"))
+
+
+def of_somebody_else() -> None:
+    shutil.rmtree("config")  # his secret, and not this user's
+
+
+@pytest.mark.parametrize("how", [changed, of_somebody_else])
+def test_going_on_with_anothers_run_asks_for_trust(
+    how: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(capsys)
+    how()
+    code, text = told(capsys, "run", "--resume", "out")
+    assert code == 2
+    assert text.startswith("error: out: you have not made this run, or its experiment.yaml was changed since")
+    assert text.count("--trust") == 1
+    assert told(capsys, "run", "--resume", "out", "--trust")[0] == 0
+
+
+def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stopped_run(capsys)
+    shutil.copytree("out", "moved")
+    assert told(capsys, "compare", "--resume", "moved")[0] == 0
+    assert "seal" in json.loads(Path("out/environment.json").read_text())
+
+
+def test_trust_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    written(("STRATEGY", "AllReduce"))
+    assert told(capsys, "run", "file.yaml", "--trust") == (
+        2,
+        "error: --trust: goes with --resume: leave it out\n",
+    )
+
+
+# --- one owner ---------------------------------------------------------------------------------------------
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from exogym_core.results.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print("has it", flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(folder: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "has it\n"
+    return process
+
+
+@pytest.mark.parametrize("arguments", [["--resume", "out"], ["file.yaml", "--out", "new"]])
+def test_the_second_in_a_folder_is_refused_with_the_pid_of_the_first(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(capsys)
+    Path("new").mkdir()
+    with holder(arguments[-1]) as first:
+        code, text = told(capsys, "run", *arguments)
+        assert code == 2
+        assert text.splitlines()[0] == (
+            f"error: {arguments[-1]}: process {first.pid} works in this folder: let it end, or choose another one"
+        )
+        first.send_signal(signal.SIGKILL)
+    # However the first ends, its lock ends with it.
+    assert told(capsys, "run", *arguments)[0] == 0
+    assert not list(Path().rglob(".lock"))
+
+
+def test_a_lock_outlives_its_process_in_nothing_but_its_children(here: Path) -> None:
+    lock = FolderLock(here)
+    with pytest.raises(InputError, match=f"process {os.getpid()} works in this folder"):
+        FolderLock(here)
+    lock.release()
+    lock.release()
+    FolderLock(here).release()
+
+
+def test_two_fits_do_not_make_checkpoints_in_one_folder(here: Path) -> None:
+    identity = run_identity(nn.Linear(1, 1), "AllReduce", {}, 1, {})
+    (here / "checkpoints" / ".step-00000002").mkdir(parents=True)
+    first = CheckpointWriter(here / "checkpoints", identity, 1)
+    (here / "checkpoints" / ".step-00000004").mkdir()
+    with pytest.raises(InputError, match="works in this folder"):
+        CheckpointWriter(here / "checkpoints", identity, 1)
+    assert (here / "checkpoints" / ".step-00000004").is_dir(), "what the first is writing is left alone"
+    first.close()
+    first.release()
+    assert not list((here / "checkpoints").iterdir())
+
+
+def test_a_folder_that_was_taken_meanwhile_is_not_empty(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = RunFolder.owned
+
+    def taken_first(folder: RunFolder) -> RunFolder:
+        (folder.path / "experiment.yaml").touch()  # by one that is through already
+        return owned(folder)
+
+    monkeypatch.setattr(RunFolder, "owned", taken_first)
+    with pytest.raises(InputError, match="the folder is not empty"):
+        RunFolder.create("out", "small")
+    assert not (here / "out" / ".lock").exists()
