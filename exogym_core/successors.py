@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from netsim.files.errors import UnknownNameError, unknown_name
+from netsim.files.errors import UnknownNameError, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ATTRIBUTES", "FIT_ARGUMENTS", "STRATEGY_ARGUMENTS", "unknown_argument", "unknown_attribute"]
+__all__ = ["ATTRIBUTES", "FIT_ARGUMENTS", "STRATEGY_ARGUMENTS", "unknown_arguments", "unknown_attribute"]
 
 _NETWORK = "workers meet in the simulation, or through torchrun with transport='gloo'; leave it out"
 _PATIENCE = "ranks that drop out are told in the summary's dropped_peers; leave it out"
@@ -78,17 +78,20 @@ ATTRIBUTES: Mapping[str, str] = {
 }
 
 
-def unknown_argument(
-    where: str, name: str, known: Iterable[str], successors: Mapping[str, str]
+def unknown_arguments(
+    where: str, names: Iterable[str], known: Iterable[str], successors: Mapping[str, str]
 ) -> UnknownNameError:
-    """The error for an argument that does not exist: its successor, or what is accepted.
+    """The error for arguments that do not exist, all at once: their successors, and what is accepted.
 
-    >>> str(unknown_argument("fit", "eval_interval", ["val_interval"], FIT_ARGUMENTS))
+    >>> str(unknown_arguments("fit", ["eval_interval"], ["val_interval"], FIT_ARGUMENTS))
     "unknown argument of fit 'eval_interval': it is val_interval="
     """
-    if name in successors:
-        return UnknownNameError(f"unknown argument of {where} '{name}': {successors[name]}")
-    return unknown_name(f"argument of {where}", name, known)
+    gone = [name for name in names if name in successors]
+    others = [name for name in names if name not in successors]
+    lines = [f"unknown argument of {where} '{name}': {successors[name]}" for name in gone]
+    if others:
+        lines.append(str(unknown_names(f"argument of {where}", others, known)))
+    return UnknownNameError("; ".join(lines))
 
 
 def unknown_attribute(owner: str, name: str) -> AttributeError:

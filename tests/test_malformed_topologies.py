@@ -31,8 +31,8 @@ RATE_UNITS = (
 )
 NAME_RULE = "expected a name (up to 100 letters, digits and . _ - : @ +, a letter, digit or _ first)"
 FILE_KEYS = (
-    "Accepted: routers, routes, source, protocol, background, drift, hosts, traces, regions, name, events, "
-    "links, wan"
+    "Accepted: routers, routes, source, background, drift, events, hosts, links, name, protocol, regions, "
+    "traces, wan"
 )
 NEST = "[0]" * 48
 
@@ -142,7 +142,7 @@ MISTAKES = {
     "misspelt key of a link": (
         changed("bandwidth", "bandwith"),
         "7: links[0].bandwith: unknown key 'bandwith': did you mean 'bandwidth'? "
-        "Accepted: bandwidth, between, latency, rtt, down, loss, queue, up",
+        "Accepted: bandwidth, between, down, latency, loss, queue, rtt, up",
     ),
     "misspelt key of the file": (
         changed("routers", "router"),

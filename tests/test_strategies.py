@@ -72,8 +72,7 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
         ),
         (
             lambda: build_strategy("Diloco"),
-            "unknown strategy 'Diloco': did you mean 'DiLoCo'? "
-            "Accepted: DiLoCo, SPARTA+DiLoCo, LocalSGD, DeMo, AllReduce, FedAvg, SPARTA",
+            "unknown strategy 'Diloco': did you mean 'DiLoCo'? Accepted: DiLoCo, SPARTA+DiLoCo, ",
         ),
         (
             lambda: DiLoCoStrategy(H=100, local_steps=500),
@@ -98,8 +97,8 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
         ),
         (
             lambda: AllReduceStrategy(codec="fp8"),
-            "unknown codec 'fp8': Accepted: fp16, fp32, scaled-fp16, bf16, int8, uniform8bit, quantile8bit, "
-            "blockwise8bit, none",
+            "unknown codec 'fp8': Accepted: fp16, fp32, bf16, blockwise8bit, int8, none, quantile8bit, scaled-fp16, "
+            "uniform8bit",
         ),
         (
             lambda: DeMoStrategy(compression_decay=1.0),
@@ -136,7 +135,7 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
         (
             lambda: AllReduceStrategy(lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"warmup": 3}),
             "unknown option of lambda_cosine 'warmup': did you mean 'warmup_steps'? "
-            "Accepted: warmup_steps, max_steps, ",
+            "Accepted: warmup_steps, cosine_anneal, floor, max_steps",
         ),
         (
             lambda: AllReduceStrategy(lr_scheduler="StepLR"),

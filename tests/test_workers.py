@@ -46,7 +46,7 @@ def test_auto_takes_processes_for_steps_worth_it() -> None:
     [
         (
             "thread",
-            "unknown kind of workers 'thread': did you mean 'threads'? Accepted: threads, processes, auto",
+            "unknown kind of workers 'thread': did you mean 'threads'? Accepted: threads, auto, processes",
         ),
         ({"knd": "threads"}, "unknown key in workers 'knd': did you mean 'kind'?"),
         ({"kind": "processes", "processes": 0}, "workers: processes is 0; give a whole number from 1 up"),

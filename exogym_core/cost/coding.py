@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_names
 from netsim.files.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def _both_ways(where: str, spec: Any) -> tuple[int, int]:
     """Bytes a second encoded and decoded, from one speed or two."""
     if not isinstance(spec, Mapping):
         return (_speed(where, spec),) * 2
-    for name in spec:
-        if name not in ("encode", "decode"):
-            raise unknown_name(f"key of {where}", str(name), ("encode", "decode"))
+    unknown = [str(name) for name in spec if name not in ("encode", "decode")]
+    if unknown:
+        raise unknown_names(f"key of {where}", unknown, ("encode", "decode"))
     if len(spec) < 2:
         raise InputError(f"{where}: give both encode and decode")
     return _speed(f"{where}.encode", spec["encode"]), _speed(f"{where}.decode", spec["decode"])

@@ -18,7 +18,7 @@ import torch
 from exogym_core.cost.coding import Coding
 from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
 from exogym_core.cost.flops import kept_rng_of
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_names
 from netsim.files.units import format_seconds, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def _options(where: str, given: object, known: Sequence[str]) -> Mapping[str, An
         return {}
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: {given!r} is not a mapping of {', '.join(known)}")
-    for name in given:
-        if name not in known:
-            raise unknown_name(f"key of {where}", str(name), known)
+    unknown = [str(name) for name in given if name not in known]
+    if unknown:
+        raise unknown_names(f"key of {where}", unknown, known)
     return given
 
 

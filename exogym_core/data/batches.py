@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,13 +115,14 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
         UnknownNameError: one that DataLoader has not.
     """
     rest = dict(dataloader_kwargs or {})
+    unknown = [name for name in rest if name not in _LOADER_ARGUMENTS and name not in _OURS]
+    if unknown:
+        raise unknown_names("argument of DataLoader", unknown, _LOADER_ARGUMENTS)
     for name in rest:
         if name in _OURS:
             raise InputError(
                 f"fit: dataloader_kwargs has {name!r}, which the trainer sets; use {_OURS[name]}"
             )
-        if name not in _LOADER_ARGUMENTS:
-            raise unknown_name("argument of DataLoader", name, _LOADER_ARGUMENTS)
     collate, drop_last = rest.pop("collate_fn", None), bool(rest.pop("drop_last", False))
     if not rest.get("num_workers") and not rest.get("pin_memory"):
         return collate, drop_last, {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,9 +42,9 @@ class WorkerSpec:
         if isinstance(spec, WorkerSpec):
             return spec
         mapping = {"kind": spec} if isinstance(spec, str) else dict(spec or {})
-        for key in mapping:
-            if key not in cls.__dataclass_fields__:
-                raise unknown_name("key in workers", str(key), cls.__dataclass_fields__)
+        unknown = [str(key) for key in mapping if key not in cls.__dataclass_fields__]
+        if unknown:
+            raise unknown_names("key in workers", unknown, cls.__dataclass_fields__)
         made = cls(**mapping)
         if made.kind not in _KINDS:
             raise unknown_name("kind of workers", str(made.kind), _KINDS)

@@ -20,7 +20,7 @@ from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
 from exogym_core.tasks.mnist import mnist
 from exogym_core.tasks.task import Task
 from exogym_core.tasks.text import TokenFile, TokenWindows, text
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,9 +90,9 @@ def _check_options(what: str, maker: Callable[..., Any], options: Mapping[str, A
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for option in options:
-        if option not in parameters:
-            raise unknown_name(f"option of {what}", option, parameters)
+    unknown = [option for option in options if option not in parameters]
+    if unknown:
+        raise unknown_names(f"option of {what}", unknown, parameters)
 
 
 def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

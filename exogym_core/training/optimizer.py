@@ -20,7 +20,7 @@ from exogym_core.strategy.parts.codecs import codec_named
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.sites.sharding import ShardedReplica, Sharding
 from exogym_core.strategy.sites.site import Workers
-from exogym_core.successors import unknown_argument
+from exogym_core.successors import unknown_arguments
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ class DiLoCoOptimizer(Optimizer):
         **unknown: Any,
     ) -> None:
         where = type(self).__name__
-        for name in unknown:
-            raise unknown_argument(where, name, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
+        if unknown:
+            raise unknown_arguments(where, unknown, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
         if communicator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(
                 f"{where}: torchrun has started {os.environ['WORLD_SIZE']} processes, but communicator is "

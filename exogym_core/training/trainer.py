@@ -13,7 +13,7 @@ from exogym_core.communicator import run_ranks
 from exogym_core.ranks.torchrun import join_run, torchrun_rank
 from exogym_core.results.history import FitResult, Recorder, mean_utilisation
 from exogym_core.results.loggers import make_loggers
-from exogym_core.successors import FIT_ARGUMENTS, unknown_argument, unknown_attribute
+from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.node import NodeOutcome
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
@@ -66,8 +66,9 @@ class Trainer:
         devices: Sequence[int | str | torch.device] | None = None,
         **unknown: Any,
     ) -> None:
-        for name in unknown:
-            raise unknown_argument("Trainer", name, list(signature(Trainer).parameters)[:-1], FIT_ARGUMENTS)
+        if unknown:
+            known = list(signature(Trainer).parameters)[:-1]
+            raise unknown_arguments("Trainer", unknown, known, FIT_ARGUMENTS)
         self.model = model
         self.train_dataset = train_dataset
         self.val_dataset = val_dataset
@@ -181,8 +182,8 @@ class Trainer:
         given = dict(locals())  # the signature is the list of arguments; `check` takes them by name
         for name in ("self", "unknown"):
             del given[name]
-        for name in unknown:
-            raise unknown_argument("fit", name, given, FIT_ARGUMENTS)
+        if unknown:
+            raise unknown_arguments("fit", unknown, given, FIT_ARGUMENTS)
         for name in ("device", "devices"):
             given[name] = _one_of(name, getattr(self, name), given[name])
         request = FitRequest.check(given)

@@ -16,6 +16,7 @@ __all__ = [
     "RankError",
     "UnknownNameError",
     "unknown_name",
+    "unknown_names",
 ]
 
 
@@ -53,19 +54,47 @@ class RankError(NetsimError, RuntimeError):
         return str(self.args[0])
 
 
+_ALIKE = 0.5  # how alike two names are for one to be listed before others,
+_LIKELY = 0.6  # and for one to be meant by the other
+
+
 def unknown_name(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist, as one line: what was given and what is accepted.
 
-    >>> str(unknown_name("strategy", "DiLoco", ["FedAvg", "DiLoCo"]))
-    "unknown strategy 'DiLoco': did you mean 'DiLoCo'? Accepted: DiLoCo, FedAvg"
+    Accepted names that are like the given one come first, the nearest of them before the others; the rest is in
+    alphabetical order.
+
+    >>> str(unknown_name("strategy", "DiLoco", ["FedAvg", "DiLoCo", "AllReduce"]))
+    "unknown strategy 'DiLoco': did you mean 'DiLoCo'? Accepted: DiLoCo, AllReduce, FedAvg"
     """
-    names = sorted(set(known))
-    # Compared without case and separators, since those are what people misremember.
-    plain = {name: name.lower().replace("-", "").replace("_", "") for name in names}
-    target = given.lower().replace("-", "").replace("_", "")
-    names.sort(key=lambda name: -difflib.SequenceMatcher(None, target, plain[name]).ratio())
-    if not names:
-        return UnknownNameError(f"unknown {what} '{given}': none is accepted here")
-    likely = difflib.SequenceMatcher(None, target, plain[names[0]]).ratio() >= 0.6
-    hint = f"did you mean '{names[0]}'? " if likely else ""
-    return UnknownNameError(f"unknown {what} '{given}': {hint}Accepted: {', '.join(names)}")
+    return unknown_names(what, [given], known)
+
+
+def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> UnknownNameError:
+    """The same for all the names that do not exist at once; the first word of `what` is in the singular.
+
+    >>> str(unknown_names("option of adam", ["lrr", "x"], ["lr", "betas"]))
+    "unknown options of adam 'lrr' (did you mean 'lr'?), 'x': Accepted: lr, betas"
+    """
+    wanted, names = list(given), sorted(set(known), key=lambda name: (name.casefold(), name))
+    likeness = {name: [_likeness(each, name) for each in wanted] for name in names}
+    likely = [name for name in names if max(likeness[name]) >= _ALIKE]
+    likely.sort(key=lambda name: -max(likeness[name]))
+    accepted = ", ".join([*likely, *(name for name in names if name not in likely)])
+    meant = [max(likely, key=lambda name: likeness[name][at], default="") for at in range(len(wanted))]
+    meant = [name if name and likeness[name][at] >= _LIKELY else "" for at, name in enumerate(meant)]
+    if len(wanted) == 1:
+        hint = f"did you mean '{meant[0]}'? " if meant[0] else ""
+        told = f"unknown {what} '{wanted[0]}': "
+    else:
+        first, *rest = what.split(" ", 1)
+        hints = [f" (did you mean '{name}'?)" if name else "" for name in meant]
+        listed = ", ".join(f"'{each}'{hint}" for each, hint in zip(wanted, hints, strict=True))
+        hint, told = "", f"unknown {' '.join([f'{first}s', *rest])} {listed}: "
+    return UnknownNameError(told + (f"{hint}Accepted: {accepted}" if names else "none is accepted here"))
+
+
+def _likeness(given: str, name: str) -> float:
+    """From 0 to 1, without case and separators, since those are what people misremember."""
+    one, other = (text.lower().replace("-", "").replace("_", "") for text in (given, name))
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, unknown_names
 from netsim.files.units import parse_bytes, parse_seconds
 
 __all__ = ["PRESETS", "Protocol"]
@@ -93,9 +93,10 @@ class Protocol:
             raise InputError(f"protocol: preset must be a name, got {preset!r}")
         base = _preset(preset)
         changes: dict[str, Any] = {}
+        unknown = [key for key in settings if key not in _SETTINGS]
+        if unknown:
+            raise unknown_names("key in protocol", unknown, [*_SETTINGS, "preset"])
         for key, value in settings.items():
-            if key not in _SETTINGS:
-                raise unknown_name("key in protocol", key, [*_SETTINGS, "preset"])
             field, read = _SETTINGS[key]
             try:
                 changes[field] = read(value)

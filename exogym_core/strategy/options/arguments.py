@@ -6,7 +6,7 @@ import inspect
 import math
 from typing import Any, TypeVar
 
-from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_argument
+from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.files.errors import InputError
 
 __all__ = [
@@ -49,8 +49,8 @@ def told_arguments(cls: type, positional: tuple[Any, ...], named: dict[str, Any]
 
 def refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:
     """Raise UnknownNameError if `unknown` holds anything: an argument is never swallowed."""
-    for name in unknown:
-        raise unknown_argument(cls.__name__, name, accepted_arguments(cls), STRATEGY_ARGUMENTS)
+    if unknown:
+        raise unknown_arguments(cls.__name__, unknown, accepted_arguments(cls), STRATEGY_ARGUMENTS)
 
 
 def one_argument(where: str, default: T, /, **given: T | None) -> T:

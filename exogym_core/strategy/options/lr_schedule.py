@@ -14,7 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from exogym_core.strategy.options.arguments import number, positive_int
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, unknown_names
 
 __all__ = ["LRSchedulerLike", "build_scheduler", "cosine_factor", "resolve_scheduler", "without_updates"]
 
@@ -78,9 +78,9 @@ def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) ->
 
 def _check_cosine(options: Mapping[str, Any]) -> None:
     where = "lr_scheduler_kwargs"
-    for name in options:
-        if name not in _COSINE_OPTIONS:
-            raise unknown_name("option of lambda_cosine", name, _COSINE_OPTIONS)
+    unknown = [name for name in options if name not in _COSINE_OPTIONS]
+    if unknown:
+        raise unknown_names("option of lambda_cosine", unknown, _COSINE_OPTIONS)
     for name in ("warmup_steps", "max_steps"):
         if options.get(name) not in (None, 0):
             positive_int(where, name, options[name])

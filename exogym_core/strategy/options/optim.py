@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, unknown_names
 
 __all__ = ["OptimSpec", "OptimizerLike", "ensure_optim_spec"]
 
@@ -143,9 +143,10 @@ def _check_options(factory: Factory, options: Mapping[str, Any]) -> None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     accepted = [p.name for p in parameters]
+    unknown = [name for name in options if name not in accepted]
+    if unknown:
+        raise unknown_names(f"option of {getattr(factory, '__name__', factory)}", unknown, accepted)
     for name, value in options.items():
-        if name not in accepted:
-            raise unknown_name(f"option of {getattr(factory, '__name__', factory)}", name, accepted)
         if name == "lr" and isinstance(value, str):
             raise InputError(
                 f"optimizer option lr={value!r} must be a number; in YAML write 1.0e-3, not 1e-3"
