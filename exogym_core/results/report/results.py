@@ -36,7 +36,7 @@ _ABSENCE = {"rank", "step", "virtual_seconds", "back_step", "back_virtual_second
 
 @dataclass(frozen=True)
 class _Figures:
-    """What a run came to; None is 'not known' or 'never'. Meanings are those of DESIGN's 'Columns'."""
+    """What a run came to; None is 'not known' or 'never'. docs/experiment.md tells meanings."""
 
     final_loss: float | None = None
     accuracy: float | None = None
