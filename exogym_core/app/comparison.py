@@ -16,6 +16,7 @@ from exogym_core.names import seeded_name, visible
 from exogym_core.results.history import FitResult
 from exogym_core.results.record import RecordError
 from exogym_core.results.seeds import Tally
+from exogym_core.training.options import OPTIONS
 from exogym_core.training.trainer import Trainer
 from netsim.files.errors import InputError, NetsimError
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Audience", "compare", "summary_entry"]
 
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
-
-
-_KEYS = {"max_steps": "steps", "devices": "device", "num_nodes": "workers", "val_size": "evaluate"}
-"""Argument of `fit` -> the key of an experiment that it comes from."""
 
 
 class Audience(Protocol):
@@ -224,16 +221,10 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
 def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience, *, trace: bool) -> Any:
     task, entry, folder = run.task, run.entry, run.folder
     settings = experiment.settings
-    device: dict[str, Any] = {}
-    if isinstance(settings.device, list):
-        device["devices"] = settings.device
-    elif settings.device != "auto":
-        device["device"] = settings.device
-    workers = settings.workers.model_dump(exclude={"count"})
-    checkpoints: dict[str, Any] = {}
+    given = experiment.fit_arguments()
+    given.setdefault("val_size", _num_samples(task.validation))
     if settings.checkpoint is not None:
-        path = folder.make_folder("checkpoints", run.name)
-        checkpoints = {"checkpoint_interval": settings.checkpoint.every, "resume_from": path}
+        given["resume_from"] = folder.make_folder("checkpoints", run.name)
     with open_loggers(experiment, folder, run.name) as loggers:
 
         def tell(row: Mapping[str, Any]) -> None:
@@ -244,28 +235,10 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience
         try:
             return trainer.fit(
                 strategy=experiment.build_strategy(entry),
-                num_nodes=settings.workers.count,
-                max_steps=settings.steps,
-                num_epochs=None,
-                batch_size=settings.batch_size,
-                minibatch_size=settings.minibatch_size,
-                shuffle=settings.shuffle,
-                autocast=settings.autocast,
-                val_size=_num_samples(settings.evaluate.samples, task.validation),
-                val_interval=settings.evaluate.every,
-                correlation_interval=settings.evaluate.correlation_every,
-                seed=settings.seed,
-                topology=experiment.topology,
-                placement=settings.placement,
-                protocol=settings.protocol,
-                compute=experiment.compute if experiment.topology is not None else None,
-                workers=workers,
-                target_loss=settings.target_loss,
                 accuracy=task.accuracy,
                 on_event=tell,
                 trace=folder.path / "trace.json.gz" if trace else None,
-                **checkpoints,
-                **device,
+                **given,
             )
         except InputError as error:
             raise _placed(experiment, error) from error
@@ -274,14 +247,12 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience
 def _placed(experiment: Experiment, error: InputError) -> InputError:
     """What `fit` refuses, told with the place of the key that says so."""
     told = re.match(r"fit: (\w+)", str(error))
-    key = _KEYS.get(told[1], told[1]) if told else ""
-    path = (key,) if key in type(experiment.settings).model_fields else ()
+    option = OPTIONS.get("device" if told[1] == "devices" else told[1]) if told else None
+    path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
     return experiment.document.error(path, error)
 
 
-def _num_samples(wanted: int | None, validation: Any) -> int:
-    if wanted is not None:
-        return wanted
+def _num_samples(validation: Any) -> int:
     return len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM
 
 

@@ -9,17 +9,18 @@ Nothing here imports torch before a strategy, task or model is built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, field_validator
 
 from exogym_core.app.overrides import apply_overrides
 from exogym_core.app.own_code import OwnCode, find_own_code
 from exogym_core.names import unique_labels
 from exogym_core.results.seal import code_folder_of, is_own
+from exogym_core.training.options import OPTIONS, RunOptions, file_values
 from netsim.files.documents import Document, KeyPath, Schema, load_document, parse_document, validate
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
@@ -161,6 +162,20 @@ class Settings(Schema):
         if isinstance(fixed, int | float) and not isinstance(fixed, bool):
             raise InputError(f"{fixed} has no unit: write '{fixed} s' or '{fixed} ms'")
         return value
+
+
+if not TYPE_CHECKING:  # the keys that options of a run bring along
+    Settings = create_model(
+        "Settings",
+        __base__=Settings,
+        __doc__=Settings.__doc__,
+        __module__=__name__,
+        **{
+            told.key: (told.file_type, each.default)
+            for each in fields(RunOptions)
+            if (told := OPTIONS[each.name]).file_type is not None
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -331,6 +346,21 @@ class Experiment:
             if ":" in name
         }
         return tuple(reversed(found.values()))
+
+    def fit_arguments(self) -> dict[str, Any]:
+        """What the file says, as keywords of `fit`; strategy, data and listeners are the caller's.
+
+        Without `val_size` where all validation samples are asked for: only the task knows how many there are.
+        """
+        given = file_values(self.settings)
+        if given["val_size"] is None:
+            del given["val_size"]
+        if isinstance(given["device"], list):
+            given["devices"] = given.pop("device")
+        given["workers"] = self.settings.workers.model_dump(exclude={"count"})
+        given["topology"] = self.topology
+        given["compute"] = self.compute if self.topology is not None else None
+        return given
 
     def with_minibatch(self, minibatch_size: int) -> Experiment:
         """This with another micro-batch, such as one that was found out."""

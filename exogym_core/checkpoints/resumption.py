@@ -17,6 +17,7 @@ from exogym_core.checkpoints.checkpoint import (
 )
 from exogym_core.cost.compute import Compute
 from exogym_core.results.record import make_private_folder
+from exogym_core.training.options import OPTIONS
 
 if TYPE_CHECKING:
     from exogym_core.training.program import Program
@@ -83,16 +84,7 @@ def begin_checkpoints(program: Program, resumed: Checkpoint | None) -> Checkpoin
 def _settings(program: Program) -> dict[str, Any]:
     """What changes losses or times, besides model and strategy; not how long the run is."""
     request = program.request
-    names = (
-        "transport",
-        "seed",
-        "batch_size",
-        "minibatch_size",
-        "shuffle",
-        "autocast",
-        "placement",
-        "protocol",
-    )
+    names = [name for name, told in OPTIONS.items() if told.same]
     topology = None
     if request.topology is not None:
         text = json.dumps(request.topology.to_mapping(), sort_keys=True, default=str)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import collate_of
@@ -20,6 +18,7 @@ from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.results.loggers import X_AXES
 from exogym_core.strategy.base import Strategy
 from exogym_core.training.evaluation import PRECISIONS
+from exogym_core.training.options import OPTIONS, RunOptions, whole_number
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
 
@@ -28,9 +27,9 @@ __all__ = ["FitRequest"]
 TopologyLike: TypeAlias = Topology | str | Path | Mapping[str, Any]
 
 
-@dataclass
-class FitRequest:
-    """The arguments of `Trainer.fit`, which tells what they mean; here they are checked and completed.
+@dataclass(kw_only=True)
+class FitRequest(RunOptions):
+    """The options of a run, checked and completed; those listed here have become what the run needs.
 
     Raises:
         InputError: an argument is wrong, or two contradict each other; the line says which and what to do.
@@ -38,53 +37,31 @@ class FitRequest:
 
     strategy: Strategy
     num_nodes: int
-    num_epochs: int | None
-    max_steps: int | None
-    device: str | torch.device | None
-    devices: Sequence[int | str | torch.device] | None
-    batch_size: int
     minibatch_size: int
     finds_minibatch: bool
-    shuffle: bool
-    val_size: int
-    val_interval: int
     autocast: str | None
-    correlation_interval: int | None
-    checkpoint_interval: int | None
-    save_dir: str | Path
-    resume_from: str | Path | None
-    trace: str | Path | None
-    dataloader_kwargs: Mapping[str, Any] | None
-    seed: int
-    run_name: str | None
-    wandb_project: str | None
-    log_x_axis: str
-    disable_logging: bool
     topology: Topology | None
-    placement: Sequence[str] | None
-    protocol: str | Mapping[str, Any] | None
     compute: Compute | None
-    transport: str
     workers: WorkerSpec
-    target_loss: float | None
-    accuracy: Callable[[nn.Module, Any], float] | None
-    on_event: Callable[[Mapping[str, Any]], None] | None
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> FitRequest:
-        """From the arguments as the user gave them."""
-        values = dict(given)
+        """From the arguments as the user gave them; those that are missing have their defaults."""
+        values = {each.name: given.get(each.name, each.default) for each in fields(RunOptions)}
+        for name, told in OPTIONS.items():
+            if told.check is not None:
+                values[name] = told.check(name, values[name])
         values["topology"] = _loaded(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         values["compute"] = _compute(values["compute"], values["topology"])
         values["finds_minibatch"] = values["minibatch_size"] == "auto"
-        if values["finds_minibatch"]:
-            values["minibatch_size"] = None
+        values["minibatch_size"] = _minibatch(values["minibatch_size"], values["batch_size"])
         values["autocast"] = _precision(values["autocast"])
         values["workers"] = WorkerSpec.parse(values["workers"])
-        request = cls(**{field.name: values[field.name] for field in fields(cls)})
+        if values["num_epochs"] is None and values["max_steps"] is None:
+            values["num_epochs"] = 1
+        request = cls(**values)
         request._check_strategy()
-        request._check_numbers()
         request._check_transport()
         if torchrun_rank() is None:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
@@ -104,26 +81,6 @@ class FitRequest:
             raise InputError(
                 f"fit: strategy is {what}; pass one such as exogym_core.strategy.DiLoCoStrategy()"
             )
-
-    def _check_numbers(self) -> None:
-        names = ("num_epochs", "max_steps", "minibatch_size", "correlation_interval", "checkpoint_interval")
-        for name in names:
-            if getattr(self, name) is not None:
-                setattr(self, name, _whole(name, getattr(self, name), 1))
-        for name, least in (("batch_size", 1), ("val_size", 0), ("val_interval", 1), ("seed", 0)):
-            setattr(self, name, _whole(name, getattr(self, name), least))
-        if self.minibatch_size is None:
-            self.minibatch_size = self.batch_size
-        if self.batch_size % self.minibatch_size:
-            raise InputError(
-                f"fit: minibatch_size {self.minibatch_size} does not divide batch_size {self.batch_size}; "
-                f"use {nearest_divisor(self.batch_size, self.minibatch_size)}"
-            )
-        target = self.target_loss
-        if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
-            raise InputError(f"fit: target_loss is {target!r}; give a finite number")
-        if self.num_epochs is None and self.max_steps is None:
-            self.num_epochs = 1
 
     def _check_transport(self) -> None:
         if self.log_x_axis not in X_AXES:
@@ -206,11 +163,19 @@ def _precision(given: object) -> str | None:
     return str(given)
 
 
+def _minibatch(given: Any, batch_size: int) -> int:
+    size: int = batch_size if given in (None, "auto") else whole_number(1)("minibatch_size", given)
+    if batch_size % size:
+        raise InputError(
+            f"fit: minibatch_size {size} does not divide batch_size {batch_size}; "
+            f"use {nearest_divisor(batch_size, size)}"
+        )
+    return size
+
+
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
     by_torchrun = transport == "gloo" and torchrun_rank() is not None
     started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
-    if given is not None:
-        given = _whole("num_nodes", given, 1)
     if started is not None and given not in (None, started):
         raise InputError(
             f"fit: num_nodes is {given}, but torchrun has started {started} processes; make them equal"
@@ -222,20 +187,6 @@ def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> 
     if topology is not None:
         return len(topology.hosts)
     raise InputError("fit: num_nodes is missing; pass how many workers there are")
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    """`value` as a whole number; EXO Gym's users pass floats such as 150.0 for steps."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (
-        not is_number
-        or value != value
-        or value in (math.inf, -math.inf)
-        or value != int(value)
-        or value < least
-    ):
-        raise InputError(f"fit: {name} is {value!r}; give a whole number from {least} up")
-    return int(value)
 
 
 def _refuse_missing(device: torch.device) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import replace
-from inspect import signature
+from dataclasses import fields, replace
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.resumption import begin_checkpoints, find_resumed
@@ -15,6 +15,7 @@ from exogym_core.results.history import FitResult, Recorder, mean_utilisation
 from exogym_core.results.loggers import make_loggers
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.node import NodeOutcome
+from exogym_core.training.options import OPTIONS, RunOptions
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
 from netsim.files.errors import InputError
@@ -36,6 +37,20 @@ if TYPE_CHECKING:
     from netsim.topology.topology import Topology
 
 __all__ = ["LocalTrainer", "Trainer"]
+
+
+def _show_all_options(fit: Callable[..., Any]) -> None:
+    """Have `help` and editors that run code see the options that `fit` does not spell out."""
+    spelt = signature(fit)
+    *named, others = spelt.parameters.values()
+    hidden = [each for each in fields(RunOptions) if each.name not in spelt.parameters]
+    added = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in hidden
+    ]
+    fit.__signature__ = spelt.replace(parameters=[*named, *added, others])  # type: ignore[attr-defined]
+    told = "".join(f"            {each.name}: {OPTIONS[each.name].about}\n" for each in hidden)
+    fit.__doc__ = (fit.__doc__ or "").replace("            others: ", f"{told}            others: ")
 
 
 class Trainer:
@@ -117,7 +132,7 @@ class Trainer:
         trace: str | Path | None = None,
         accuracy: Callable[[nn.Module, Any], float] | None = None,
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
-        **unknown: Any,
+        **others: Any,
     ) -> nn.Module:
         """Train, and return a new model: the mean of all ranks' models.
 
@@ -166,7 +181,7 @@ class Trainer:
             trace: a file to write what happened to, for Perfetto, such as `trace.json.gz`; costs no virtual time.
             accuracy: `f(model, batch) -> fraction right`, for the mean model.
             on_event: called with every finished row, with its `kind`, while the run goes on.
-            unknown: refused.
+            others: the options that `exogym_core.training.options` has besides; unknown ones are refused.
 
         Raises:
             InputError: an argument is wrong; the line says which and what to do.
@@ -179,11 +194,12 @@ class Trainer:
         A loss that is nan or infinite does not end the run: it is recorded, a warning tells the step, and
         `first_non_finite_step` holds it.
         """
-        given = dict(locals())  # the signature is the list of arguments; `check` takes them by name
-        for name in ("self", "unknown"):
+        given = dict(locals())  # `check` takes them by name
+        for name in ("self", "others"):
             del given[name]
-        if unknown:
-            raise unknown_arguments("fit", unknown, given, FIT_ARGUMENTS)
+        if unknown := [name for name in others if name not in OPTIONS]:
+            raise unknown_arguments("fit", unknown, OPTIONS, FIT_ARGUMENTS)
+        given |= others
         for name in ("device", "devices"):
             given[name] = _one_of(name, getattr(self, name), given[name])
         request = FitRequest.check(given)
@@ -200,6 +216,8 @@ class Trainer:
         model.fit_result = result  # type: ignore[assignment]
         return model
 
+
+_show_all_options(Trainer.fit)
 
 LocalTrainer = Trainer
 """The name that the first users of local training know."""

@@ -1,0 +1,137 @@
+"""The options of a run, each told in one place, from which its whole route follows.
+
+    experiment file -> Experiment.fit_arguments -> Trainer.fit -> FitRequest -> what runs
+
+A field here is a keyword of `fit` and an attribute of the request; what `option` says of it is its check, the key of
+an experiment file that sets it, and whether a checkpoint's continuation needs the same value. `fit` spells out those
+that it had first, for editors' sake; a new one is a field here, and is read as `request.NAME` where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from exogym_core.cost.compute import Compute
+    from exogym_core.ranks.spec import WorkerSpec
+    from exogym_core.strategy.base import Strategy
+    from netsim.topology.topology import Topology
+
+__all__ = ["OPTIONS", "Option", "RunOptions", "file_values", "option", "whole_number"]
+
+Check: TypeAlias = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What follows from one field of `RunOptions`, besides its name, type and default.
+
+    Attributes:
+        check: `f(name, value)` returns the value to go on with, or raises InputError; None: checked elsewhere.
+        key: of an experiment file, such as "evaluate.every"; None: no file sets it.
+        file_type: the key's type for pydantic, where the file's schema gets the key from here.
+        same: whether a run that goes on from a checkpoint needs the same value.
+        about: what `fit`'s documentation says of one that its signature does not spell out.
+    """
+
+    check: Check | None = None
+    key: str | None = None
+    file_type: Any = None
+    same: bool = False
+    about: str = ""
+
+
+def option(default: Any = MISSING, **told: Any) -> Any:
+    """A field of `RunOptions`; `told` are the attributes of its `Option`."""
+    return field(default=default, metadata={"option": Option(**told)})
+
+
+def whole_number(least: int, *, optional: bool = False) -> Check:
+    """A check for whole numbers; EXO Gym's users pass floats such as 150.0 for steps."""
+
+    def check(name: str, value: Any) -> int | None:
+        if value is None and optional:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value != int(value) or value < least:
+            raise InputError(f"fit: {name} is {value!r}; give a whole number from {least} up")
+        return int(value)
+
+    return check
+
+
+def _finite(name: str, value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value)):
+        raise InputError(f"fit: {name} is {value!r}; give a finite number")
+    return value
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """The options as users give them; `Trainer.fit` tells what they mean."""
+
+    num_epochs: int | None = option(None, check=whole_number(1, optional=True))
+    strategy: Strategy | None = option(None)
+    num_nodes: int | None = option(None, check=whole_number(1, optional=True), key="workers.count")
+    max_steps: int | None = option(None, check=whole_number(1, optional=True), key="steps")
+    device: str | torch.device | None = option(None, key="device")
+    devices: Sequence[int | str | torch.device] | None = option(None)
+    batch_size: int = option(16, check=whole_number(1), key="batch_size", same=True)
+    minibatch_size: int | str | None = option(None, key="minibatch_size", same=True)
+    shuffle: bool = option(True, key="shuffle", same=True)
+    val_size: int = option(64, check=whole_number(0), key="evaluate.samples")
+    val_interval: int = option(100, check=whole_number(1), key="evaluate.every")
+    autocast: bool | str | None = option(False, key="autocast", same=True)
+    checkpoint_interval: int | None = option(
+        None, check=whole_number(1, optional=True), key="checkpoint.every"
+    )
+    correlation_interval: int | None = option(
+        None, check=whole_number(1, optional=True), key="evaluate.correlation_every"
+    )
+    save_dir: str | Path = option("./checkpoints")
+    dataloader_kwargs: Mapping[str, Any] | None = option(None)
+    seed: int = option(42, check=whole_number(0), key="seed", same=True)
+    run_name: str | None = option(None)
+    wandb_project: str | None = option(None)
+    log_x_axis: str = option("step")
+    disable_logging: bool = option(False)
+    topology: Topology | str | Path | Mapping[str, Any] | None = option(None, key="topology")
+    placement: Sequence[str] | None = option(None, key="placement", same=True)
+    protocol: str | Mapping[str, Any] | None = option(None, key="protocol", same=True)
+    compute: float | str | Mapping[str, Any] | Compute | None = option(None, key="compute")
+    transport: str = option("netsim", same=True)
+    workers: str | Mapping[str, Any] | WorkerSpec = option("auto", key="workers")
+    target_loss: float | None = option(None, check=_finite, key="target_loss")
+    resume_from: str | Path | None = option(None)
+    trace: str | Path | None = option(None)
+    accuracy: Callable[[nn.Module, Any], float] | None = option(None)
+    on_event: Callable[[Mapping[str, Any]], None] | None = option(None)
+
+
+OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(RunOptions)}
+"""What is told of each option, by its name."""
+
+
+def file_values(settings: object) -> dict[str, Any]:
+    """By option's name what an experiment's settings say, as they say it; those that no key sets are left out."""
+    values: dict[str, Any] = {}
+    for name, told in OPTIONS.items():
+        if told.key is None:
+            continue
+        value: Any = settings
+        for part in told.key.split("."):
+            value = getattr(value, part) if value is not None else None
+        values[name] = value
+    return values
