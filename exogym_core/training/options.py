@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["OPTIONS", "Option", "RunOptions", "file_values", "option", "whole_number"]
+__all__ = ["OPTIONS", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -78,6 +78,11 @@ def _finite(name: str, value: Any) -> Any:
     return value
 
 
+def open_device(name: str, value: Any) -> Any:
+    """None for "" (EXO Gym's way to leave a device open) and "auto" (the experiment files'), else `value`."""
+    return None if isinstance(value, str) and value in ("", "auto") else value
+
+
 @dataclass(kw_only=True)
 class RunOptions:
     """The options as users give them; `Trainer.fit` tells what they mean."""
@@ -86,8 +91,8 @@ class RunOptions:
     strategy: Strategy | None = option(None)
     num_nodes: int | None = option(None, check=whole_number(1, optional=True), key="workers.count")
     max_steps: int | None = option(None, check=whole_number(1, optional=True), key="steps")
-    device: str | torch.device | None = option(None, key="device")
-    devices: Sequence[int | str | torch.device] | None = option(None)
+    device: str | torch.device | None = option(None, check=open_device, key="device")
+    devices: Sequence[int | str | torch.device] | None = option(None, check=open_device)
     batch_size: int = option(16, check=whole_number(1), key="batch_size", same=True)
     minibatch_size: int | str | None = option(None, key="minibatch_size", same=True)
     shuffle: bool = option(True, key="shuffle", same=True)

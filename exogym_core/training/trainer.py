@@ -15,7 +15,7 @@ from exogym_core.results.history import FitResult, Recorder, mean_utilisation
 from exogym_core.results.loggers import make_loggers
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.node import NodeOutcome
-from exogym_core.training.options import OPTIONS, RunOptions
+from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
 from netsim.files.errors import InputError
@@ -224,10 +224,7 @@ LocalTrainer = Trainer
 
 
 def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
-    # "" is EXO Gym's way to leave a device open, "auto" the experiment files'.
-    of_trainer, of_fit = (
-        None if isinstance(v, str) and v in ("", "auto") else v for v in (of_trainer, of_fit)
-    )
+    of_trainer, of_fit = open_device(name, of_trainer), open_device(name, of_fit)
     if of_trainer is not None and of_fit is not None and of_trainer != of_fit:
         raise InputError(f"fit: {name} is {of_fit!r}, but Trainer was given {of_trainer!r}; keep one of them")
     return of_fit if of_fit is not None else of_trainer
