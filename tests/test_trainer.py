@@ -437,7 +437,7 @@ def test_collate_and_drop_last_of_the_loader():
         ({"transport": "nccl"}, "unknown transport 'nccl'"),
         (
             {"transport": "gloo", "protocol": "ideal"},
-            "fit: transport 'gloo' uses real sockets and no protocol",
+            "fit: transport 'gloo' has no virtual time and no protocol",
         ),
         ({"placement": ["h0"]}, "fit: placement needs a topology"),
         ({"workers": "thread"}, "unknown kind of workers 'thread': did you mean 'threads'?"),

@@ -176,5 +176,7 @@ def test_time_to_target_is_the_first_evaluation_that_reaches_it():
 
 
 def test_real_sockets_take_no_topology():
-    with pytest.raises(InputError, match="transport 'gloo' uses real sockets and no topology; drop topology"):
+    with pytest.raises(
+        InputError, match="transport 'gloo' has no virtual time and no topology; drop topology"
+    ):
         fit(transport="gloo")

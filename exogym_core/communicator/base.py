@@ -119,6 +119,7 @@ class Communicator(ABC):
     world_size: int
     transport: str
     traffic: Traffic
+    can_leave_behind: bool = False  # `among_present` and its like are there
 
     # --- collectives ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""`run_ranks`: any code on any number of ranks, over any transport."""
+"""`run_ranks`: any code on any number of ranks, over any transport.
+
+Transports are a registry: `netsim` and `gloo` are entries at the end of this file, like any other. One's own is
+registered before the run; docs/transports.md adds one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator, Traffic
     from netsim.ranks.kernel import StampedRow
 
-__all__ = ["RunResult", "run_ranks"]
+__all__ = ["RankRun", "RunResult", "Transport", "register_transport", "run_ranks", "transport_named"]
 
 T = TypeVar("T")
 
@@ -52,6 +56,70 @@ class RunResult(Generic[T]):
     traffic: list[Traffic]
 
 
+@dataclass(frozen=True)
+class RankRun:
+    """What a transport is to carry: the arguments of `run_ranks`, which tells what they mean, checked."""
+
+    body: Callable[[Communicator], Any]
+    num_ranks: int
+    topology: Topology | None
+    workers: str | Mapping[str, Any] | WorkerSpec
+    placement: Sequence[str] | None
+    protocol: str | Mapping[str, Any] | None
+    algorithms: Mapping[str, str] | None
+    seed: int
+    on_row: Callable[[StampedRow], None] | None
+    journal: Journal
+    trace: str | Path | None
+
+
+@dataclass(frozen=True)
+class Transport:
+    """A way for ranks to run and their tensors to travel.
+
+    Attributes:
+        name: for `transport=`.
+        carry: runs `body(comm)` on every rank and gathers what comes of it.
+        has_clock: ranks live in virtual time, on a topology that may be given with placement and protocol, and
+            what happens can be traced.
+        can_leave_behind: those who are late or cut off can be done without (`Communicator.among_present`).
+        joins_launchers: ranks that torchrun has started join each other over it, instead of being started.
+    """
+
+    name: str
+    carry: Callable[[RankRun], RunResult[Any]]
+    has_clock: bool = False
+    can_leave_behind: bool = False
+    joins_launchers: bool = False
+
+
+_transports: dict[str, Transport] = {}
+
+
+def register_transport(transport: Transport) -> None:
+    """Have `transport=NAME` mean this one.
+
+    Raises:
+        InputError: the name is taken by another.
+    """
+    known = _transports.setdefault(transport.name, transport)
+    if known is not transport:
+        raise InputError(
+            f"register_transport: there is a transport {transport.name!r} already; choose another name"
+        )
+
+
+def transport_named(name: object) -> Transport:
+    """The transport of that name.
+
+    Raises:
+        UnknownNameError: there is none; the line lists those there are.
+    """
+    if not isinstance(name, str) or name not in _transports:
+        raise unknown_name("transport", str(name), _transports)
+    return _transports[name]
+
+
 def run_ranks(
     body: Callable[[Communicator], T],
     num_ranks: int,
@@ -73,7 +141,8 @@ def run_ranks(
         body: ordinary blocking code; `comm` is the rank's Communicator of the whole world.
         num_ranks: how many ranks.
         topology: a Topology, its file, the name of a shipped one, or a mapping; None: communication is free.
-        transport: `netsim` (simulated) or `gloo` (a real process a rank, real sockets on loopback).
+        transport: `netsim` (simulated), `gloo` (a real process a rank, real sockets on loopback), or one that was
+            registered (see `register_transport`).
         workers: `threads`, `processes`, or a mapping as in an experiment; `gloo` ignores it.
         placement: host names, one a rank; by default ranks are spread evenly over regions.
         protocol: how transfers use links; by default the topology's, else `ideal`.
@@ -98,35 +167,50 @@ def run_ranks(
     """
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
         raise InputError(f"run_ranks: num_ranks is {num_ranks!r}; give a whole number from 1 up")
-    if transport == "gloo":
-        if trace is not None:
-            raise InputError(
-                "run_ranks: trace needs transport 'netsim': there is no virtual time over 'gloo'"
-            )
-        return _over_gloo(body, num_ranks, seed, on_row, journal if journal is not None else Journal())
-    if transport != "netsim":
-        raise unknown_name("transport", str(transport), ("netsim", "gloo"))
-    world = World.build(num_ranks, _loaded(topology), placement, protocol, algorithms)
+    carrier = transport_named(transport)
+    if trace is not None and not carrier.has_clock:
+        raise InputError(
+            f"run_ranks: trace needs transport 'netsim': there is no virtual time over {transport!r}"
+        )
+    run = RankRun(
+        body=body,
+        num_ranks=num_ranks,
+        topology=_loaded(topology),
+        workers=workers,
+        placement=placement,
+        protocol=protocol,
+        algorithms=algorithms,
+        seed=seed,
+        on_row=on_row,
+        journal=journal if journal is not None else Journal(),
+        trace=trace,
+    )
+    return carrier.carry(run)
+
+
+def _over_netsim(asked: RankRun) -> RunResult[Any]:
+    """In threads or processes of this machine, on the simulated network."""
+    world = World.build(asked.num_ranks, asked.topology, asked.placement, asked.protocol, asked.algorithms)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    spec = WorkerSpec.parse(workers).settle(num_ranks, num_cores)
+    spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores)
     rows: list[StampedRow] = []
 
     def take_row(row: StampedRow) -> None:
         rows.append(row)
-        if on_row is not None:
-            on_row(row)
+        if asked.on_row is not None:
+            asked.on_row(row)
 
     carrier = partial(run_in_threads, nth_core=os.getpid())
     if spec.processes is not None:
         carrier = partial(run_in_processes, processes=spec.processes)
-    with tracing(trace, world.hosts, warnings.warn) as recorder:
+    with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
         run = carrier(
             world,
-            body,
-            seed=seed,
+            asked.body,
+            seed=asked.seed,
             intra_op_threads=spec.intra_op_threads,
             on_row=take_row,
-            journal=journal if journal is not None else Journal(),
+            journal=asked.journal,
             recorder=recorder,
         )
     kernel = run.simulation.kernel
@@ -142,17 +226,12 @@ def run_ranks(
     )
 
 
-def _over_gloo(
-    body: Callable[[Communicator], T],
-    num_ranks: int,
-    seed: int,
-    on_row: Callable[[StampedRow], None] | None,
-    journal: Journal,
-) -> RunResult[T]:
+def _over_gloo(asked: RankRun) -> RunResult[Any]:
     """Of what ranks request there is a journal of marked rows alone: sockets need no replaying."""
     from exogym_core.ranks.gloo_ranks import launch_gloo, rows_in_order, untimed_row
 
-    past = journal.past or [[] for _ in range(num_ranks)]
+    journal, on_row = asked.journal, asked.on_row
+    past = journal.past or [[] for _ in range(asked.num_ranks)]
     journal.log = [[request for request in own if isinstance(request, Mark)] for own in past]
 
     def marked() -> list[StampedRow]:
@@ -166,8 +245,8 @@ def _over_gloo(
     for row in marked():
         if on_row is not None:
             on_row(row)
-    done = launch_gloo(body, num_ranks, seed=seed, on_mark=take)
-    untimed = [0.0] * num_ranks
+    done = launch_gloo(asked.body, asked.num_ranks, seed=asked.seed, on_mark=take)
+    untimed = [0.0] * asked.num_ranks
     return RunResult(done.results, None, None, untimed, untimed, marked(), done.traffic)
 
 
@@ -177,3 +256,7 @@ def _loaded(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topol
     if isinstance(topology, str | Path):
         return Topology.load(topology)
     return Topology.from_mapping(topology)
+
+
+register_transport(Transport("netsim", _over_netsim, has_clock=True, can_leave_behind=True))
+register_transport(Transport("gloo", _over_gloo, joins_launchers=True))

@@ -31,7 +31,6 @@ from exogym_core.data.samples import (
 )
 from exogym_core.names import visible
 from exogym_core.ranks.rng import seed_device
-from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.training.evaluation import Evaluation, kept_rng
 from exogym_core.training.minibatch import fitting_size
 from exogym_core.training.node import LoopSettings, NodeOutcome, TrainNode
@@ -103,11 +102,11 @@ class Program:
             # once, where processes for ranks are forked, and not in each of them.
             importlib.import_module("torch._dynamo")
         self.compute = request.compute
-        if self.compute is not None and request.transport != "gloo":
+        if self.compute is not None and request.carrier.has_clock:
             self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads)
         by_flops = self.compute is not None and self.compute.kind == "flops"
         measured = self.compute is not None and self.compute.kind == "measured"
-        if request.transport == "gloo" or not (by_flops or measured or request.workers.kind == "auto"):
+        if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
             return
         device = request.device_of(0)
         with kept_rng(device), first_batch():
@@ -138,7 +137,7 @@ class Program:
         request, device = self.request, self.request.device_of(0)
         ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
         num_ranks = max(ranks.values())
-        if request.transport == "gloo" and torchrun_rank() is not None:
+        if request.is_joining:
             num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
         with kept_rng(device), first_batch():
             return fitting_size(

@@ -13,6 +13,7 @@ import torch
 
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import collate_of
+from exogym_core.ranks.run import Transport, transport_named
 from exogym_core.ranks.spec import WorkerSpec
 from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.results.loggers import X_AXES
@@ -85,29 +86,37 @@ class FitRequest(RunOptions):
     def _check_transport(self) -> None:
         if self.log_x_axis not in X_AXES:
             raise unknown_name("log_x_axis", str(self.log_x_axis), X_AXES)
-        if self.transport not in ("netsim", "gloo"):
-            raise unknown_name("transport", str(self.transport), ("netsim", "gloo"))
-        if self.transport == "gloo":
-            for name in ("topology", "placement", "protocol"):
+        if not self.carrier.has_clock:
+            for name in ("topology", "placement", "protocol", "trace"):
                 if getattr(self, name) is not None:
                     raise InputError(
-                        f"fit: transport 'gloo' uses real sockets and no {name}; drop {name} or use 'netsim'"
+                        f"fit: transport {self.transport!r} has no virtual time and no {name}; "
+                        f"drop {name} or use 'netsim'"
                     )
-            if self.trace is not None:
-                raise InputError("fit: trace needs transport 'netsim'; there is none over 'gloo'")
+        if self.is_joining:
             for name in ("checkpoint_interval", "resume_from"):
-                if getattr(self, name) is not None and torchrun_rank() is not None:
+                if getattr(self, name) is not None:
                     raise InputError(
                         f"fit: {name} is not for ranks that torchrun starts, which have no parent to complete "
                         "checkpoints; let fit start them"
                     )
-        elif self.topology is None and self.placement is not None:
+        if self.carrier.has_clock and self.topology is None and self.placement is not None:
             raise InputError("fit: placement needs a topology to place ranks in; pass topology=")
         if self.topology is None and self.compute is not None:
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
             self.compute = None
 
     # --- what follows from them ----------------------------------------------------------------------------
+
+    @property
+    def carrier(self) -> Transport:
+        """The transport, and what it can do."""
+        return transport_named(self.transport)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether this process is one rank among others that torchrun has started."""
+        return self.carrier.joins_launchers and torchrun_rank() is not None
 
     def device_of(self, rank: int) -> torch.device:
         """Where `rank` computes: the given device, one of `devices` in turn, else cuda, mps or cpu."""
@@ -174,7 +183,7 @@ def _minibatch(given: Any, batch_size: int) -> int:
 
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
-    by_torchrun = transport == "gloo" and torchrun_rank() is not None
+    by_torchrun = transport_named(transport).joins_launchers and torchrun_rank() is not None
     started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
     if started is not None and given not in (None, started):
         raise InputError(

@@ -172,7 +172,8 @@ class Trainer:
             placement: host names, one a rank; spread evenly over regions otherwise.
             protocol: how transfers use links, over the topology's own choice.
             compute: virtual seconds of a step, see `Compute.parse`; by default by FLOPs on each host's device.
-            transport: `netsim`, or `gloo` for real processes and sockets (torchrun's, where it has started us).
+            transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started us); or one
+                that was registered (`exogym_core.ranks.run`).
             workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
             target_loss: `virtual_seconds_to_target` tells when the mean model first reached it.
             resume_from: a folder of checkpoints; goes on from its newest, or from the start where there is none
@@ -240,7 +241,7 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     result.resumed_step = resumed.step if resumed is not None else 0
     result.minibatch_size = request.minibatch_size
     result.compute = program.compute.to_mapping() if program.compute is not None else None
-    started_rank = torchrun_rank() if request.transport == "gloo" else None
+    started_rank = torchrun_rank() if request.is_joining else None
     loggers = make_loggers(request, program.model, program.checkpoints.home) if not started_rank else []
     listeners: list[Callable[[Mapping[str, Any]], None]] = [logger.event for logger in loggers]
     if request.on_event is not None:
@@ -287,10 +288,10 @@ def _run_ranks(
             protocol=request.protocol,
             seed=request.seed,
             trace=request.trace,
-            on_row=take if request.transport == "netsim" else checkpoints.add,
+            on_row=take if request.carrier.has_clock else checkpoints.add,
             journal=checkpoints.journal,
         )
-    if request.transport == "gloo":
+    if not request.carrier.has_clock:
         for row in run.rows:
             recorder.add(row)
     return run

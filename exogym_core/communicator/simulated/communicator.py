@@ -104,6 +104,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     """
 
     transport = "netsim"
+    can_leave_behind = True
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Patience:
 
     def check(self, where: str, comm: Communicator, ranks_per_worker: int) -> None:
         """Refuse what time-outs do not go together with."""
-        if comm.transport != "netsim":
+        if not comm.can_leave_behind:
             raise InputError(
                 f"{where}: time-outs for absent ranks need transport='netsim'; {comm.transport!r} waits for "
                 "every rank and ends where one is gone: leave them out"
