@@ -220,7 +220,7 @@ def fit(events: Sequence[Mapping[str, Any]] = (), options: Any = AWAY, **argumen
 
 
 def test_a_run_tells_who_was_away_and_when() -> None:
-    result = fit([down(12, 13)])
+    result = fit([down(12, 13)], collectives="ring")
     assert [row["num_peers"] for row in result.history] == [3] * 10 + [2] * 15 + [3] * 15
     assert result.averaged_ranks == {
         5: ALL,

@@ -86,7 +86,7 @@ def test_without_trouble_all_are_there_each_time() -> None:
 def test_who_is_cut_off_while_they_average_is_left_out_and_catches_up(protocol: str) -> None:
     # A round takes 2 s and the exchange about 5.4 s: home is cut off in the middle of the second.
     topology = star([down("11 s", "40 s")], protocol)
-    results = run_ranks(rounds, 3, topology).results
+    results = run_ranks(rounds, 3, topology, collectives="ring").results
     first, second, home = facts(results)
     assert first == second
     assert [row[:2] for row in first[:4]] == [(1, ALL), (2, OTHERS), (3, OTHERS), (4, OTHERS)]
@@ -117,7 +117,7 @@ def test_values_are_the_mean_of_those_present() -> None:
 
 
 def test_the_download_is_charged_to_who_fetches() -> None:
-    quiet = run_ranks(rounds, 3, star([down("11 s", "40 s")])).results[2]
+    quiet = run_ranks(rounds, 3, star([down("11 s", "40 s")]), collectives="ring").results[2]
     before, after = quiet[0][5], quiet[1][5]
     attempt = after - before - 4 * 4 * MEGABYTE
     assert attempt == pytest.approx(4 * 4 * MEGABYTE * 4 / 3, rel=1e-3)

@@ -208,6 +208,7 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
         "bytes_sent": result.bytes_sent,
         "payload_bytes": result.payload_bytes,
         "target_loss": experiment.settings.target_loss,
+        "collectives": result.collectives,
     }
     if result.first_non_finite_step is not None or (loss is not None and not math.isfinite(loss)):
         summary["first_non_finite_step"] = result.first_non_finite_step

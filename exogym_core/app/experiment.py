@@ -115,6 +115,8 @@ class Settings(Schema):
         topology: a file, a shipped name or the mapping itself; None: no network, no virtual time.
         placement: the host of each rank; None: evenly over regions.
         protocol: a preset or a mapping; None: the topology's, else ideal.
+        collectives: `auto`, the fastest algorithm for each operation, group and size on this network; a name such as
+            `ring`; or a mapping such as `all_reduce: ring`.
         compute: how long a step takes, such as `50 ms`, `measured`, or a mapping.
         steps: optimizer steps of each worker.
         batch_size: samples of each worker in a step.
@@ -139,6 +141,7 @@ class Settings(Schema):
     topology: str | dict[str, Any] | None = None
     placement: Annotated[list[str], Field(min_length=1)] | None = None
     protocol: str | dict[str, Any] | None = None
+    collectives: str | dict[str, str] = "auto"
     compute: str | dict[str, Any] = "flops"
     steps: Count
     batch_size: Count = 16
@@ -388,11 +391,13 @@ class Experiment:
     def _check_network(self) -> None:
         """What only the topology can tell: placement, and a protocol that exists."""
         from exogym_core.cost.devices import find_device
+        from netsim import parse_collectives
         from netsim.topology.protocol import Protocol
 
         settings = self.settings
         if settings.protocol is not None:
             _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
+        _at(self.document, ("collectives",), parse_collectives, settings.collectives)
         if self.topology is None:
             if settings.placement is not None:
                 raise self.document.error(("placement",), "there is no topology to place ranks on: add one")

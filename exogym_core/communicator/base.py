@@ -21,7 +21,7 @@ from netsim.files.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Communicator", "Handle", "Traffic", "reduce_op_name"]
+__all__ = ["CODE_CARRIERS", "Communicator", "Handle", "Traffic", "reduce_op_name"]
 
 T = TypeVar("T")
 
@@ -98,6 +98,11 @@ class Handle(ABC, Generic[T]):
             InputError: the operation is a collective, which others count on.
         """
         raise InputError("cancel: only messages can be cancelled; wait for the handle")
+
+
+CODE_CARRIERS = ("direct", "ring")
+"""All-reduce algorithms for encoded values: parts go straight to one rank each, which decodes, sums and encodes the
+mean for all; or sums go around a ring and are encoded again at every hop."""
 
 
 class Communicator(ABC):
@@ -408,6 +413,15 @@ class Communicator(ABC):
             yield
         finally:
             self.traffic.payload_bytes = before + payload_bytes
+
+    @property
+    def carrier_of_codes(self) -> str:
+        """How encoded values are all-reduced, of `CODE_CARRIERS`.
+
+        A sum of codes is none, so they cannot go by every algorithm. Directly, as over real sockets, unless a
+        simulated run fixes one that can carry them.
+        """
+        return CODE_CARRIERS[0]
 
     # --- shared argument checks ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -45,6 +45,7 @@ class RunResult(Generic[T]):
         compute_seconds, exposed_seconds: virtual seconds each rank computed, and waited without computing.
         rows: what ranks marked, in order of virtual time.
         traffic: what each rank sent.
+        collectives: the algorithms that were used, by operation; empty where nothing was simulated.
     """
 
     results: list[T]
@@ -54,6 +55,7 @@ class RunResult(Generic[T]):
     exposed_seconds: list[float]
     rows: list[StampedRow]
     traffic: list[Traffic]
+    collectives: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class RankRun:
     workers: str | Mapping[str, Any] | WorkerSpec
     placement: Sequence[str] | None
     protocol: str | Mapping[str, Any] | None
-    algorithms: Mapping[str, str] | None
+    collectives: str | Mapping[str, str] | None
     seed: int
     on_row: Callable[[StampedRow], None] | None
     journal: Journal
@@ -129,7 +131,7 @@ def run_ranks(
     *,
     placement: Sequence[str] | None = None,
     protocol: str | Mapping[str, Any] | None = None,
-    algorithms: Mapping[str, str] | None = None,
+    collectives: str | Mapping[str, str] | None = "auto",
     seed: int = 0,
     on_row: Callable[[StampedRow], None] | None = None,
     journal: Journal | None = None,
@@ -146,7 +148,8 @@ def run_ranks(
         workers: `threads`, `processes`, or a mapping as in an experiment; `gloo` ignores it.
         placement: host names, one a rank; by default ranks are spread evenly over regions.
         protocol: how transfers use links; by default the topology's, else `ideal`.
-        algorithms: op -> algorithm of the simulated collectives, where not the default.
+        collectives: algorithms of the simulated collectives: `auto`, the fastest for each operation, group and size on
+            this network; a name such as `ring`; or operation -> name. Over `gloo` they are gloo's own.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         on_row: told of every marked row while the run goes on, in order of virtual time; as they come over `gloo`.
         journal: its past is played before what ranks request, rows included; its log is there while the run
@@ -179,7 +182,7 @@ def run_ranks(
         workers=workers,
         placement=placement,
         protocol=protocol,
-        algorithms=algorithms,
+        collectives=collectives,
         seed=seed,
         on_row=on_row,
         journal=journal if journal is not None else Journal(),
@@ -190,7 +193,7 @@ def run_ranks(
 
 def _over_netsim(asked: RankRun) -> RunResult[Any]:
     """In threads or processes of this machine, on the simulated network."""
-    world = World.build(asked.num_ranks, asked.topology, asked.placement, asked.protocol, asked.algorithms)
+    world = World.build(asked.num_ranks, asked.topology, asked.placement, asked.protocol, asked.collectives)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores)
     rows: list[StampedRow] = []
@@ -223,6 +226,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
         exposed_seconds=kernel.exposed_seconds,
         rows=rows,
         traffic=[state.traffic for state in run.states],
+        collectives={op: sorted(names) for op, names in sorted(run.simulation.algorithms.items())},
     )
 
 

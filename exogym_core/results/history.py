@@ -54,6 +54,7 @@ class FitResult:
         virtual_seconds: when the last rank ended; None without a topology.
         bytes_sent, wan_bytes: sums over ranks. payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / all virtual seconds, mean over ranks; None without a topology.
+        collectives: the algorithms by which collectives went over the simulated network, by operation.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
         target_loss, virtual_seconds_to_target: what was asked for, and when an evaluation of the mean model
             first reached it; None if never.
@@ -83,6 +84,7 @@ class FitResult:
     payload_bytes: int = 0
     wan_bytes: int = 0
     compute_utilisation: float | None = None
+    collectives: dict[str, list[str]] = field(default_factory=dict)
     compute_seconds: list[float] = field(default_factory=list)
     exposed_seconds: list[float] = field(default_factory=list)
     target_loss: float | None = None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from netsim import parse_collectives
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ def _finite(name: str, value: Any) -> Any:
     return value
 
 
+def _collectives(name: str, value: Any) -> Any:
+    parse_collectives(value)
+    return value
+
+
 def open_device(name: str, value: Any) -> Any:
     """None for "" (EXO Gym's way to leave a device open) and "auto" (the experiment files'), else `value`."""
     return None if isinstance(value, str) and value in ("", "auto") else value
@@ -115,6 +121,7 @@ class RunOptions:
     topology: Topology | str | Path | Mapping[str, Any] | None = option(None, key="topology")
     placement: Sequence[str] | None = option(None, key="placement", same=True)
     protocol: str | Mapping[str, Any] | None = option(None, key="protocol", same=True)
+    collectives: str | Mapping[str, str] = option("auto", check=_collectives, key="collectives", same=True)
     compute: float | str | Mapping[str, Any] | Compute | None = option(None, key="compute")
     transport: str = option("netsim", same=True)
     workers: str | Mapping[str, Any] | WorkerSpec = option("auto", key="workers")

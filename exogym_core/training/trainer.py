@@ -124,6 +124,7 @@ class Trainer:
         topology: Topology | str | Path | Mapping[str, Any] | None = None,
         placement: Sequence[str] | None = None,
         protocol: str | Mapping[str, Any] | None = None,
+        collectives: str | Mapping[str, str] = "auto",
         compute: float | str | Mapping[str, Any] | Compute | None = None,
         transport: str = "netsim",
         workers: str | Mapping[str, Any] | WorkerSpec = "auto",
@@ -171,6 +172,9 @@ class Trainer:
                 virtual time.
             placement: host names, one a rank; spread evenly over regions otherwise.
             protocol: how transfers use links, over the topology's own choice.
+            collectives: algorithms of the simulated collectives: `auto`, the fastest for each operation, group and
+                size on this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping of
+                operations to names. `result.collectives` tells which were used.
             compute: virtual seconds of a step, see `Compute.parse`; by default by FLOPs on each host's device.
             transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started us); or one
                 that was registered (`exogym_core.ranks.run`).
@@ -257,6 +261,7 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
         checkpoints.release()
         for logger in loggers:
             logger.close()
+    result.collectives = run.collectives
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
     if not recorder.rounds.has_any:  # else it ended without those who were left behind
         result.virtual_seconds = run.virtual_seconds
@@ -286,6 +291,7 @@ def _run_ranks(
             program.workers(),
             placement=request.placement,
             protocol=request.protocol,
+            collectives=request.collectives,
             seed=request.seed,
             trace=request.trace,
             on_row=take if request.carrier.has_clock else checkpoints.add,

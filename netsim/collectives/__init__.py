@@ -5,20 +5,22 @@ from netsim.collectives.schedules.algorithms import (
     OPERATIONS,
     algorithm_names,
     default_algorithm,
-    schedule,
 )
 from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import Schedule
+from netsim.collectives.times.choose import Choices, parse_collectives, schedule
 from netsim.collectives.times.play import Play, play
 from netsim.collectives.times.uneven import play_all_to_all
 
 __all__ = [
     "ALGORITHMS",
     "OPERATIONS",
+    "Choices",
     "Play",
     "Schedule",
     "algorithm_names",
     "default_algorithm",
+    "parse_collectives",
     "play",
     "play_all_to_all",
     "run_on_arrays",

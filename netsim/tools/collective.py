@@ -9,8 +9,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names, default_algorithm, schedule
+from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names, default_algorithm
 from netsim.collectives.times.bound import lower_bound_seconds
+from netsim.collectives.times.choose import schedule
 from netsim.collectives.times.timing import Timing, time_collective
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import (
@@ -37,7 +38,9 @@ _MOST_ROWS = 32
 @click.argument("topology", metavar="TOPOLOGY.yaml")
 @click.argument("op", metavar="|".join(OPERATIONS))
 @click.option("--bytes", "size", metavar="SIZE", help="Such as 25MB; not needed for barrier. See below.")
-@click.option("--algorithm", metavar="NAME", help="Default: what the protocol runs; auto: the fastest here.")
+@click.option(
+    "--algorithm", metavar="NAME", default="auto", show_default=True, help="auto: the fastest here."
+)
 @click.option("--ranks", metavar="HOST,...", help="Hosts in rank order; default: all in natural order.")
 @click.option("--root", metavar="HOST", help="Default: the first rank.")
 @click.option("--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: what the topology says.")
@@ -49,7 +52,7 @@ def command(
     topology: str,
     op: str,
     size: str | None,
-    algorithm: str | None,
+    algorithm: str,
     ranks: str | None,
     root: str | None,
     protocol: str | None,
@@ -96,7 +99,7 @@ def _schedule(
     op: str,
     hosts: tuple[int, ...],
     size: str | None,
-    algorithm: str | None,
+    algorithm: str,
     root: str | None,
 ) -> Schedule:
     algorithm_names(op)  # an unknown operation is told before anything else
@@ -107,15 +110,17 @@ def _schedule(
     num_bytes = 0 if size is None or op == "barrier" else parse_bytes(size)
     if op == "all_to_all":
         num_bytes *= len(hosts)
-    name = default_algorithm(op, gloo=protocol.rendezvous) if algorithm is None else algorithm
+    root_at = 0 if root is None else _root(topology, hosts, root)
+    if algorithm == "auto" and protocol.rendezvous:
+        algorithm = default_algorithm(op, gloo=True)
     return schedule(
         op,
         len(hosts),
         num_bytes=num_bytes,
-        algorithm=name,
-        root=0 if root is None else _root(topology, hosts, root),
+        algorithm=algorithm,
+        root=root_at,
         # Elements matter to gloo, which rounds its segments to them; everybody else cuts to the byte.
-        element_bytes=4 if name == "gloo" and num_bytes % 4 == 0 else 1,
+        element_bytes=4 if algorithm == "gloo" and num_bytes % 4 == 0 else 1,
         hosts=hosts,
         topology=topology,
         protocol=protocol,

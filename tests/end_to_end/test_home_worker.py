@@ -33,26 +33,26 @@ def test_the_run_goes_on_without_home_and_tells_when(folder: Path) -> None:
     assert "dropped_peers" not in waiting
     (absence,) = going_on["dropped_peers"]
     assert absence["rank"] == 3
-    # The line is down from 25 s to 85 s; the round that ends then is the sixth, and the servers wait 2 s for home.
-    assert absence["step"] == 120
-    assert 26 < absence["virtual_seconds"] < 28
+    # The line is down from 25 s to 85 s; the round that ends then is the seventh, and the servers wait 2 s for home.
+    assert absence["step"] == 140
+    assert 29 < absence["virtual_seconds"] < 33
     assert 85 < absence["back_virtual_seconds"] < 86
     assert absence["back_step"] % 20 == 0
-    assert waiting["virtual_seconds"] - going_on["virtual_seconds"] == pytest.approx(58, abs=2)
+    assert waiting["virtual_seconds"] - going_on["virtual_seconds"] == pytest.approx(54, abs=2)
 
 
 def test_metrics_tell_with_how_many_each_step_was_done(folder: Path) -> None:
     with open(folder / "metrics" / "time-outs.csv", newline="") as file:
         peers = [int(row["num_peers"]) for row in csv.DictReader(file)]
     back = entries(folder)["time-outs"]["dropped_peers"][0]["back_step"]
-    assert peers == [4] * 100 + [3] * (back - 100) + [4] * (440 - back)
+    assert peers == [4] * 120 + [3] * (back - 120) + [4] * (440 - back)
 
 
 def test_the_report_tells_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert netgym(["report", str(folder)]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        r"time-outs went on without rank 3 from step 120 \(26\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", told
+        r"time-outs went on without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", told
     )
     assert "went on without rank 3" in (folder / "report.html").read_text()
 

@@ -50,5 +50,5 @@ def test_what_crosses_less_is_sooner_and_dividing_a_model_changes_no_loss(
     run: dict[str, dict[str, Any]],
 ) -> None:
     seconds = [run[name]["virtual_seconds"] for name in ("FSDP", "hybrid", "DiLoCo of sites")]
-    assert seconds[0] > 3 * seconds[1] > 3 * seconds[2]
+    assert seconds[0] > 1.5 * seconds[1] > 1.5**2 * seconds[2]
     assert run["FSDP"]["final_loss"] == pytest.approx(run["hybrid"]["final_loss"], rel=1e-3)

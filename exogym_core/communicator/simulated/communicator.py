@@ -182,6 +182,11 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def barrier(self, async_op: bool = False) -> Any:
         return self._collective("barrier", [], _nothing, async_op)
 
+    @property
+    def carrier_of_codes(self) -> str:
+        """What the run's `collectives` fix, where it can carry codes."""
+        return self._book.carrier_of_codes
+
     # --- messages ------------------------------------------------------------------------------------------
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:

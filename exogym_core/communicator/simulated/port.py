@@ -25,6 +25,10 @@ class ScheduleBook(Protocol):
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
         """(bytes sent, bytes sent to another region) by this member."""
 
+    @property
+    def carrier_of_codes(self) -> str:
+        """What all-reduces encoded values, see `Communicator.carrier_of_codes`."""
+
 
 class Port(Protocol):
     """One rank's way to the simulation."""

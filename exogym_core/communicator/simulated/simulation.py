@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
-from netsim.collectives import Schedule, default_algorithm, play, play_all_to_all, schedule
+from netsim.collectives import Choices, Schedule, parse_collectives, play, play_all_to_all, schedule
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.ranks.kernel import Call, Kernel, instant_play
@@ -41,14 +42,14 @@ class World:
         topology: the network; None where communication takes no time.
         hosts: the host of each rank (index into `topology.hosts`).
         protocol: how transfers use links.
-        algorithms: op -> algorithm, for ops that shall not use the default one.
+        collectives: op -> algorithm, for ops that shall not use the fastest one.
     """
 
     num_ranks: int
     topology: Topology | None
     hosts: tuple[int, ...]
     protocol: Protocol
-    algorithms: Mapping[str, str]
+    collectives: Mapping[str, str]
 
     @classmethod
     def build(
@@ -57,17 +58,17 @@ class World:
         topology: Topology | None,
         placement: Sequence[str] | None,
         protocol: object,
-        algorithms: Mapping[str, str] | None,
+        collectives: str | Mapping[str, str] | None,
     ) -> World:
         """Place the ranks, and settle the protocol: the one given, else the topology's, else ideal.
 
         Raises:
-            InputError: placement, protocol or an algorithm does not exist.
+            InputError: placement, protocol, a collective or its algorithm does not exist.
         """
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         chosen = protocol if protocol is not None or topology is None else topology.protocol
         parsed = Protocol.parse(chosen)  # type: ignore[arg-type]
-        return cls(num_ranks, topology, hosts, parsed, dict(algorithms or {}))
+        return cls(num_ranks, topology, hosts, parsed, parse_collectives(collectives))
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
         """The region of each of these ranks."""
@@ -80,23 +81,34 @@ class Schedules:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._choices = Choices(world.topology, world.protocol, world.collectives)
         self._traffic = lru_cache(maxsize=1024)(self._traffic_uncached)
 
     def of(self, call: Call) -> Schedule:
         """The schedule that `call` is played by."""
         world = self._world
-        default = default_algorithm(call.op, gloo=world.protocol.rendezvous)
+        hosts = self._hosts(call.ranks)
         return schedule(
             call.op,
             len(call.ranks),
             num_bytes=call.num_bytes,
-            algorithm=world.algorithms.get(call.op, default),
+            algorithm=self._choices.algorithm(call.op, hosts, call.num_bytes, call.root),
             root=call.root,
             element_bytes=call.element_bytes,
             parts=call.parts,
-            hosts=tuple(world.hosts[rank] for rank in call.ranks) if world.topology else None,
+            hosts=hosts or None,
             topology=world.topology,
         )
+
+    @property
+    def carrier_of_codes(self) -> str:
+        """What all-reduces encoded values, see `Communicator.carrier_of_codes`."""
+        fixed = self._world.collectives.get("all_reduce")
+        return fixed if fixed in CODE_CARRIERS else CODE_CARRIERS[0]
+
+    def _hosts(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The host of each rank; none without a network."""
+        return tuple(self._world.hosts[rank] for rank in ranks) if self._world.topology is not None else ()
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
         """(bytes sent, bytes sent to another region) by this member; of an all_to_all, as it posts it."""
@@ -134,6 +146,9 @@ class Simulation:
         past: what each rank has requested in an earlier part of this run, played before all else; empty for
             a run from the start.
         recorder: keeps what happens; None: nobody wants to know.
+
+    Attributes:
+        algorithms: of each operation that was played, the algorithms that it went by.
     """
 
     def __init__(
@@ -148,6 +163,7 @@ class Simulation:
     ) -> None:
         self.world = world
         self.schedules = Schedules(world)
+        self.algorithms: dict[str, set[str]] = {}
         self.exchange = Exchange(world.num_ranks, on_complete)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
@@ -200,6 +216,7 @@ class Simulation:
         assert self.network is not None
         hosts = [self.world.hosts[rank] for rank in call.ranks]
         if call.op == "all_to_all":
+            self.algorithms.setdefault(call.op, set()).add("direct")
             enter, cancel = play_all_to_all(
                 self.network,
                 hosts,
@@ -208,7 +225,9 @@ class Simulation:
                 on_done=on_done,
             )
             return lambda member, posted: enter(member, _own_row(posted)), cancel
-        playing = play(self.network, self.schedules.of(call), hosts, group=group, on_done=on_done)
+        plan = self.schedules.of(call)
+        self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
+        playing = play(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: playing.arrive(member), playing.cancel
 
 

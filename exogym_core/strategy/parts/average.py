@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from exogym_core.strategy.parts.coded import CARRIERS
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from netsim.files.errors import InputError, unknown_name
 
@@ -71,16 +72,16 @@ def average_flat(
 ) -> Tensor:
     """The mean of `flat` over all ranks of `comm`, in place.
 
-    Without a codec this is one all-reduce. With one it is a reduce-scatter and an all-gather of encoded
-    parts: part j goes to rank j, which decodes, sums in rank order in fp32, divides, encodes again and sends
-    the mean to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring.
+    Without a codec this is one all-reduce. With one, encoded parts go by what the communicator names, of
+    `CARRIERS`: usually each to one rank, which decodes, sums in rank order in fp32, divides, encodes again and
+    sends the mean to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring.
 
     `residual`, like `flat`, is what former calls rounded off: it is added, and replaced by what this call
     rounds off, both of this rank's values and, in the part that it sums up, of the mean (times n, so that the
     next mean is larger by just that). Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Tang
     et al., DoubleSqueeze, arXiv 1905.05957.
     """
-    num_ranks, rank = comm.world_size, comm.rank
+    num_ranks = comm.world_size
     if num_ranks == 1:
         return flat
     if codec is None:
@@ -89,20 +90,11 @@ def average_flat(
     if residual is not None:
         flat += residual
     parts = flat.tensor_split(num_ranks)
-    with comm.counted_as(encoded_average_bytes(len(flat), num_ranks, codec)):
-        messages = [codec.encode(part) for part in parts]
-        received = comm.all_to_all(messages)
-        own_size = len(parts[rank])
-        total = codec.decode(received[0], own_size)
-        for message in received[1:]:
-            total += codec.decode(message, own_size)
-        mean = codec.encode(total / num_ranks)
-        means = comm.all_to_all([mean] * num_ranks)
+    num_bytes = encoded_average_bytes(len(flat), num_ranks, codec)
+    lost = residual.zero_().tensor_split(num_ranks) if residual is not None else None
+    with comm.counted_as(num_bytes):
+        means = CARRIERS[comm.carrier_of_codes](comm, parts, codec, lost)
     if residual is not None:
-        lost = residual.tensor_split(num_ranks)
-        for left, part, message in zip(lost, parts, messages, strict=True):
-            left.copy_(part - codec.decode(message, len(part)))
-        lost[rank].add_(total - num_ranks * codec.decode(mean, own_size))
         residual.nan_to_num_(0.0, 0.0, 0.0)  # what was not finite is not owed
     for part, message in zip(parts, means, strict=True):
         part.copy_(codec.decode(message, len(part)))

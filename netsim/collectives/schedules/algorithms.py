@@ -9,17 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from netsim.collectives.schedules import direct, gloo, ring, trees, two_level
 from netsim.collectives.schedules.schedule import Bytes, Phase, Ranks, Schedule, boundaries
 from netsim.files.errors import InputError, unknown_name
-
-if TYPE_CHECKING:
-    from netsim.topology.protocol import Protocol
-    from netsim.topology.topology import Topology
 
 __all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "Problem", "algorithm_names", "default_algorithm", "schedule"]
 
@@ -61,7 +56,11 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
             p.num_ranks, p.num_bytes, p.element_bytes
         ),
         "tree": lambda p: trees.all_reduce_tree(p.num_ranks, p.num_bytes),
+        "direct": lambda p: direct.all_reduce_direct(p.num_ranks, p.chunks),
         "two-level": lambda p: two_level.all_reduce_two_level(p.regions, p.num_bytes, p.element_bytes),
+        "two-level-direct": lambda p: two_level.all_reduce_two_level_direct(
+            p.regions, p.num_bytes, p.element_bytes
+        ),
         "gloo": lambda p: gloo.all_reduce_gloo(p.num_ranks, p.num_bytes, p.element_bytes),
     },
     "all_gather": {
@@ -121,10 +120,8 @@ def schedule(
     algorithm: str | None = None,
     root: int = 0,
     element_bytes: int = 1,
-    hosts: Sequence[int] | None = None,
-    topology: Topology | None = None,
+    regions: Sequence[str] = (),
     parts: Parts | None = None,
-    protocol: Protocol | None = None,
 ) -> Schedule:
     """The schedule of one collective; pure data, the same object for the same arguments.
 
@@ -132,35 +129,20 @@ def schedule(
     gather, scatter, reduce_scatter and all_to_all; the message for sendrecv (from member 0 to member 1).
     `parts` gives uneven shares instead of equal ones: bytes of each rank, or from i to j as n rows of n for
     all_to_all; `num_bytes` is then their sum and need not be given. `algorithm` is a name of the table, None
-    for the operation's default. `hosts` (one a member) and `topology` tell algorithms the regions; without
-    them all members are in one. `auto` takes the algorithm that is fastest there on its own under `protocol`
-    (None: the topology's); without a topology, the default.
+    for the operation's default. `regions` names each member's region; without them all members are in one.
 
     Raises UnknownNameError for an operation or algorithm that does not exist, InputError for a wrong number
     or size.
     """
     names = algorithm_names(op)
     chosen = names[0] if algorithm is None else algorithm
-    if chosen not in (*names, "auto"):
+    if chosen not in names:
         raise unknown_name(f"algorithm for {op}", chosen, (*names, "auto"))
     _check(op, num_ranks, num_bytes, root, element_bytes)
     flat = None if parts is None else _flat_parts(op, num_ranks, parts)
-    regions: tuple[str, ...] = ("",) * num_ranks
-    if topology is not None and hosts is not None:
-        regions = tuple(topology.region_of(host) for host in hosts)
     total = int(num_bytes) if flat is None else sum(flat)
-
-    def made(name: str) -> Schedule:
-        where = regions if name == "two-level" else ()
-        return _made(op, num_ranks, total, name, root, element_bytes, flat, where)
-
-    if chosen != "auto":
-        return made(chosen)
-    if topology is None or hosts is None or num_ranks == 1:
-        return made(names[0])
-    from netsim.collectives.times.choose import fastest  # it plays schedules, which are made here
-
-    return fastest([made(name) for name in names], hosts, topology, protocol)
+    where = (tuple(regions) or ("",) * num_ranks) if chosen.startswith("two-level") else ()
+    return _made(op, num_ranks, total, chosen, root, element_bytes, flat, where)
 
 
 @lru_cache(maxsize=512)

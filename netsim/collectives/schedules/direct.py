@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "all_gather_direct",
+    "all_reduce_direct",
     "all_to_all_direct",
     "barrier_dissemination",
     "broadcast_direct",
@@ -54,6 +55,14 @@ def reduce_scatter_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
     """Every member sends each other the part that it is to reduce."""
     src, dst = _everyone(num)
     return (ListedPhase([Step(src, dst, *_parts(bounds, dst))], reduce=True),)
+
+
+def all_reduce_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
+    """Every member gets the part that it is to reduce from each other, and sends each the result: two latencies.
+
+    Each member sends 2 (n - 1) / n of the bytes, as in a ring, but over all ways between members at once.
+    """
+    return reduce_scatter_direct(num, bounds) + all_gather_direct(num, bounds)
 
 
 def _others(num: int, root: int) -> Bytes:

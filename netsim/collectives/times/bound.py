@@ -1,72 +1,155 @@
-"""What no network can beat: the least time a collective takes."""
+"""What no algorithm can beat on a network: the least time an operation takes, by what must cross its cuts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from netsim.collectives.times.recurrence import undisturbed_seconds
-from netsim.fluid.fork import Wires
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.topology.topology import Topology
 
 __all__ = ["lower_bound_seconds"]
 
-# Every cut looks at all pairs of members; beyond this the schedule's own bound has to do.
+# Latencies are looked up pair by pair; of more members than this, so many stand for all.
 _MOST_MEMBERS = 64
+
+_FOR_EVERYONE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+
+
+class _Side(NamedTuple):
+    """Members on one side of a cut, and what the links across it carry."""
+
+    members: frozenset[int]
+    out_bytes_per_second: float
+    in_bytes_per_second: float
 
 
 def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topology) -> float:
-    """The least seconds from a common start until the last member is through.
+    """The least seconds from a common start until the last member is through, whatever the algorithm.
 
-    The larger of two bounds. The schedule's: every message has the network to itself, so a ring all-reduce
-    on equal links takes 2 (n - 1) (latency + S / n / bandwidth). The operation's: the bytes that must leave
-    or enter a host or a region, whatever the algorithm, over the narrowest links on the ways there, plus the
-    least latency.
+    Only what is asked for counts (operation, bytes, members), not how `schedule` does it. The largest of three
+    bounds: the latency between members that must hear of each other; the bytes that must leave or enter a
+    host or a region over all links across that cut, and the latency of the way; and the bytes that must
+    pass between all hosts or all regions together, over what they can send together (an all-reduce among g
+    parties takes 2 (g - 1) tensors in all: Patarasuk and Yuan 2009, theorem 1). Links have their nominal
+    capacity, all of it payload.
     """
-    wires = Wires(
-        topology.route, np.asarray(topology.latency_seconds), np.asarray(topology.bits_per_second) / 8
-    )
-    alone = undisturbed_seconds(schedule, hosts, wires)
-    bounds = [] if alone is None else [float(alone.max())]
-    if schedule.num_ranks <= _MOST_MEMBERS:
-        bounds += [_cut_seconds(schedule, hosts, wires, inside) for inside in _cuts(hosts, topology)]
-    return max(bounds, default=0.0)
-
-
-def _cuts(hosts: Sequence[int], topology: Topology) -> Iterable[frozenset[int]]:
-    """Members that share a host, and members that share a region."""
-    groups: dict[object, set[int]] = {}
-    for member, host in enumerate(hosts):
-        groups.setdefault(host, set()).add(member)
-        groups.setdefault(topology.region_of(host), set()).add(member)
-    cuts = {frozenset(members) for members in groups.values()}
-    return [members for members in cuts if len(members) < len(hosts)]
-
-
-def _cut_seconds(schedule: Schedule, hosts: Sequence[int], wires: Wires, inside: frozenset[int]) -> float:
-    outside = [member for member in range(len(hosts)) if member not in inside]
-    leaving, entering = _crossing_bytes(schedule, inside)
-    return max(
-        _seconds(leaving, [(hosts[src], hosts[dst]) for src in inside for dst in outside], wires),
-        _seconds(entering, [(hosts[src], hosts[dst]) for src in outside for dst in inside], wires),
-    )
-
-
-def _seconds(num_bytes: int, pairs: list[tuple[int, int]], wires: Wires) -> float:
-    """Least seconds for bytes to take any of these ways, each of which has one link among the narrowest."""
-    routes = [wires.route(src, dst) for src, dst in pairs]
-    if not num_bytes or not all(routes):
+    if len(set(hosts)) < 2 or (not schedule.num_bytes and schedule.op != "barrier"):
         return 0.0
-    narrowest = {min(route, key=lambda link: wires.bytes_per_second[link]) for route in routes}
-    rate = sum(float(wires.bytes_per_second[link]) for link in narrowest)
-    latency = min(sum(float(wires.latency_seconds[link]) for link in route) for route in routes)
-    return latency + num_bytes / rate
+    latency = _latencies(hosts, topology)
+    bounds = [_latency_bound(schedule, latency)]
+    if schedule.op != "barrier":
+        for sides in _partitions(hosts, topology):
+            bounds += [_cut_bound(schedule, side, latency) for side in sides]
+            bounds.append(_partition_bound(schedule, sides, latency))
+    return max(bounds)
+
+
+def _latencies(hosts: Sequence[int], topology: Topology) -> np.ndarray:
+    """Least one-way seconds from member to member, over other members where that is sooner; (n, n).
+
+    Of a crowd, for some of its members only.
+    """
+    stride = -(-len(hosts) // _MOST_MEMBERS)
+    chosen = list(dict.fromkeys([*hosts[::stride], hosts[-1]]))
+    table = np.array([[topology.route_latency_seconds(src, dst) for dst in chosen] for src in chosen])
+    for relay in range(len(chosen)):
+        np.minimum(table, table[:, relay, None] + table[None, relay], out=table)
+    place = {host: index for index, host in enumerate(chosen)}
+    known = [place.get(host, -1) for host in hosts]
+    full = np.full((len(hosts), len(hosts)), np.nan)
+    inside = np.array(known) >= 0
+    rows = np.array(known)[inside]
+    full[np.ix_(inside, inside)] = table[np.ix_(rows, rows)]
+    return full
+
+
+def _way_out(members: frozenset[int], latency: np.ndarray) -> np.ndarray:
+    """Of each member outside: the least seconds to it from any inside; zeros where not all are known."""
+    inside = np.isin(np.arange(len(latency)), list(members))
+    if np.isnan(latency).any():
+        return np.zeros(1)
+    ways: np.ndarray = latency[inside][:, ~inside].min(axis=0)
+    return ways
+
+
+def _latency_bound(schedule: Schedule, latency: np.ndarray) -> float:
+    """Whoever needs what another one has waits at least for the way from there."""
+    if schedule.op in _FOR_EVERYONE:
+        return float(np.nanmax(latency))
+    if schedule.op == "sendrecv":
+        return float(latency[0, 1])
+    from_root = schedule.op in ("broadcast", "scatter")
+    ways = latency[schedule.root] if from_root else latency[:, schedule.root]
+    return 0.0 if np.isnan(ways).all() else float(np.nanmax(ways))
+
+
+def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side]]:
+    """Members by host, and by region where that is another partition, each with the links across."""
+    by_host: dict[str, set[int]] = {}
+    by_region: dict[str, set[int]] = {}
+    for member, host in enumerate(hosts):
+        by_host.setdefault(topology.hosts[host].name, set()).add(member)
+        by_region.setdefault(topology.region_of(host), set()).add(member)
+    party = {topology.hosts[host].name: topology.hosts[host].name for host in hosts}
+    yield _sides(by_host, party, topology)
+    if 1 < len(by_region) < len(by_host):
+        # All hosts of a region and the router that bears its name are on its side.
+        party = {host.name: topology.region_of(host.index) for host in topology.hosts}
+        party |= {name: name for name in topology.routers if name in by_region}
+        yield _sides(by_region, party, topology)
+
+
+def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topology) -> list[_Side]:
+    """Each group of members with what the links carry that leave and enter the machines of its party."""
+    leaving = dict.fromkeys(groups, 0.0)
+    entering = dict.fromkeys(groups, 0.0)
+    for link in topology.links:
+        source, target = party.get(link.source), party.get(link.target)
+        if source == target:
+            continue
+        if source in leaving:
+            leaving[source] += link.bits_per_second / 8
+        if target in entering:
+            entering[target] += link.bits_per_second / 8
+    return [_Side(frozenset(groups[name]), leaving[name], entering[name]) for name in groups]
+
+
+def _cut_bound(schedule: Schedule, side: _Side, latency: np.ndarray) -> float:
+    """What crosses last has the way to its destination before it; to the farthest one, if all need it."""
+    leaving, entering = _crossing_bytes(schedule, side.members)
+    ways = _way_out(side.members, latency)
+    out = into = 0.0
+    if leaving:
+        all_need_it = schedule.op in ("all_reduce", "all_gather", "broadcast")
+        out = leaving / side.out_bytes_per_second + float(ways.max() if all_need_it else ways.min())
+    if entering:
+        into = entering / side.in_bytes_per_second + float(_way_out(side.members, latency.T).min())
+    return max(out, into)
+
+
+def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: np.ndarray) -> float:
+    num_bytes = _bytes_between(schedule, sides)
+    if not num_bytes:
+        return 0.0
+    out = sum(side.out_bytes_per_second for side in sides)
+    into = sum(side.in_bytes_per_second for side in sides)
+    apart = min(float(_way_out(side.members, latency).min()) for side in sides)
+    return apart + num_bytes / min(out, into)
+
+
+def _bytes_between(schedule: Schedule, sides: Sequence[_Side]) -> int:
+    """Least bytes that pass from one party to another, all together."""
+    num, total = len(sides), schedule.num_bytes
+    if schedule.op == "all_reduce":
+        return 2 * (num - 1) * total
+    if schedule.op in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
+        return (num - 1) * total
+    return sum(_crossing_bytes(schedule, side.members)[0] for side in sides)
 
 
 def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, int]:
@@ -79,8 +162,6 @@ def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, in
         return (total, 0) if has_root == (op == "broadcast") else (0, total)
     if op == "sendrecv":
         return (total if 0 in inside else 0), (total if 1 in inside else 0)
-    if op == "barrier":
-        return 0, 0
     parts = np.diff(schedule.layout)
     is_inside = np.isin(np.arange(num), list(inside))
     if op == "all_to_all":

@@ -191,7 +191,7 @@ class _Layout:
 
     def fits(self, capacity: Seconds) -> bool:
         """Whether no link ever carries more than its capacity."""
-        if not self._rows:
+        if not self._count:
             return True
         number, begins, ends = (np.concatenate(column) for column in zip(*self._rows, strict=True))
         routes = self._lines.links

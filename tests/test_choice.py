@@ -1,0 +1,263 @@
+"""`collectives: auto`: who chooses which algorithm, and that every strategy and codec pays for the best one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy.parts.average import average_flat
+from exogym_core.strategy.parts.codecs import codec_named
+from netsim import Topology, parse_collectives
+from netsim.collectives import ALGORITHMS, Choices, schedule
+from netsim.collectives.times.bound import lower_bound_seconds
+from netsim.collectives.times.timing import time_collective
+from netsim.files.errors import InputError
+from netsim.topology.protocol import Protocol
+
+IDEAL, TCP, GLOO = (Protocol.parse(name) for name in ("ideal", "linux-tcp", "gloo"))
+SIZES = st.integers(0, 36).map(lambda power: 1 << power)
+
+
+def wan(num_regions: int = 4, hosts: int = 2, **more: Any) -> Topology:
+    """Regions whose lines are all different."""
+    names = [f"r{index}" for index in range(num_regions)]
+    pairs = [(a, b) for a in range(num_regions) for b in range(a)]
+    return Topology.from_mapping(
+        {
+            "name": "wan",
+            "source": "test",
+            "regions": {name: {"hosts": hosts, "nic": "10 Gbit/s", "latency": "50 us"} for name in names},
+            "wan": [
+                {
+                    "between": [names[a], names[b]],
+                    "bandwidth": f"{200 + 100 * ((3 * a + 5 * b) % 7)} Mbit/s",
+                    "latency": f"{10 + 7 * ((a + b) % 4)} ms",
+                }
+                for a, b in pairs
+            ],
+            **more,
+        }
+    )
+
+
+def seconds_of(topology: Topology, algorithm: str, num_bytes: int, protocol: Protocol = IDEAL) -> float:
+    hosts = range(len(topology.hosts))
+    made = schedule(
+        "all_reduce", len(hosts), num_bytes=num_bytes, algorithm=algorithm, hosts=hosts, topology=topology
+    )
+    return time_collective(topology, protocol, made, hosts, repeat=2).seconds[-1]
+
+
+@pytest.mark.parametrize("protocol", [IDEAL, TCP], ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("num_bytes", [1 << 10, 1 << 18, 1 << 27])
+def test_nothing_in_the_table_is_faster(protocol: Protocol, num_bytes: int) -> None:
+    topology = wan()
+    chosen = Choices(topology, protocol).algorithm("all_reduce", range(8), num_bytes)
+    every = {name: seconds_of(topology, name, num_bytes, protocol) for name in ALGORITHMS["all_reduce"]}
+    assert every[chosen] == pytest.approx(min(every.values()), rel=1e-8)
+
+
+@given(num_bytes=st.integers(1, 1 << 34))
+def test_sizes_are_told_apart_by_powers_of_two_whatever_was_asked_before(num_bytes: int) -> None:
+    topology = wan(3, 1)
+    fresh, used = Choices(topology, IDEAL), Choices(topology, IDEAL)
+    for other in (1, 1 << 20, 1 << 30):
+        used.algorithm("all_reduce", range(3), other)
+    near = max((1 << power for power in range(36)), key=lambda size: min(size / num_bytes, num_bytes / size))
+    chosen = fresh.algorithm("all_reduce", range(3), num_bytes)
+    assert chosen == used.algorithm("all_reduce", range(3), num_bytes)
+    assert chosen == Choices(topology, IDEAL).algorithm("all_reduce", range(3), near)
+
+
+def test_weather_and_the_traffic_of_others_do_not_choose() -> None:
+    calm = wan()
+    rough = wan(
+        events=[{"at": "0 s", "link": ["r0", "r1"], "bandwidth": "1 kbit/s"}],
+        background=[{"from": "r0.0", "to": "r2.0", "rate": "100 Mbit/s"}],
+    )
+    for num_bytes in (1 << 10, 1 << 24):
+        chosen = [Choices(net, TCP).algorithm("all_reduce", range(8), num_bytes) for net in (calm, rough)]
+        assert chosen[0] == chosen[1]
+
+
+def test_under_gloo_it_is_gloos_own_unless_fixed() -> None:
+    assert Choices(wan(), GLOO).algorithm("all_reduce", range(8), 1 << 20) == "gloo"
+    fixed = Choices(wan(), GLOO, parse_collectives("ring"))
+    assert fixed.algorithm("all_reduce", range(8), 1 << 20) == "ring"
+    assert fixed.algorithm("broadcast", range(8), 1 << 20) == "gloo"
+
+
+def test_groups_that_no_algorithm_can_tell_apart_are_chosen_for_once() -> None:
+    """Pairs of a thousand hosts talk to each other in turn: the memory holds one choice for all alike."""
+    topology = Topology.from_mapping(
+        {
+            "name": "star",
+            "source": "test",
+            "hosts": {f"h{index}": {} for index in range(40)},
+            "routers": ["sw"],
+            "links": [
+                {"between": [f"h{index}", "sw"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
+                for index in range(40)
+            ],
+        }
+    )
+    choices = Choices(topology, TCP)
+    known = choices._fastest
+    found = []
+    of = known.of
+    known.of = lambda trial, find: of(trial, lambda: found.append(trial) or find())  # type: ignore[method-assign,func-returns-value]
+    for first in range(40):
+        for second in range(40):
+            if first != second:
+                choices.algorithm("all_reduce", (first, second), 1 << 20)
+    assert len(found) == 1
+    assert len(known._known) <= 4096
+
+
+@pytest.mark.parametrize("protocol", [IDEAL, TCP], ids=lambda protocol: protocol.name)
+def test_a_thousand_ranks_are_chosen_for_without_playing_crowds(protocol: Protocol) -> None:
+    """No schedule of a million messages is played, whatever the size."""
+    topology = wan(4, 256)
+    choices = Choices(topology, protocol)
+    begun = time.process_time()
+    for num_bytes in (1 << 10, 1 << 30):
+        assert choices.algorithm("all_reduce", range(1024), num_bytes) in (
+            "tree",
+            "two-level",
+            "two-level-direct",
+        )
+    assert time.process_time() - begun < 120, "a guard against hours, not a measurement"
+
+
+def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every loss is an event: of 40 GB only the first 256 MB are played, and time goes on in proportion."""
+    played = []
+
+    def watched(net: Topology, protocol: Protocol, made: Any, hosts: Any, **options: Any) -> Any:
+        played.append(made.num_bytes)
+        return time_collective(net, protocol, made, hosts, **options)
+
+    monkeypatch.setattr("netsim.collectives.times.choose.time_collective", watched)
+    lossy = Topology.from_mapping(
+        {
+            "name": "lossy",
+            "source": "test",
+            "hosts": {"a": {}, "b": {}},
+            "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "20 ms", "loss": "0.1 %"}],
+        }
+    )
+    assert Choices(lossy, TCP).algorithm("all_reduce", (0, 1), 40_000_000_000) != "tree"
+    assert max(played) <= 256_000_000
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("rings", "unknown algorithm of collectives 'rings': did you mean 'ring'?"),
+        ({"allreduce": "ring"}, "unknown collective 'allreduce': did you mean 'all_reduce'?"),
+        ({"all_reduce": "rign"}, "unknown algorithm for all_reduce 'rign': did you mean 'ring'?"),
+        (
+            ["ring"],
+            "collectives: expected auto, an algorithm, or a mapping such as all_reduce: ring; got ['ring']",
+        ),
+    ],
+)
+def test_mistakes_in_collectives_are_told_in_one_line(spec: Any, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_collectives(spec)
+    assert str(caught.value).startswith(line)
+
+
+# --- what ranks pay --------------------------------------------------------------------------------------------------
+
+
+def reduced(comm: Communicator) -> float:
+    return float(comm.all_reduce(torch.ones(50_000))[0])
+
+
+def test_ranks_pay_for_the_fastest_and_the_run_names_it() -> None:
+    topology = wan()
+    taken = {name: run_ranks(reduced, 8, topology, collectives=name) for name in ALGORITHMS["all_reduce"]}
+    auto = run_ranks(reduced, 8, topology)
+    assert auto.virtual_seconds == min(run.virtual_seconds for run in taken.values() if run.virtual_seconds)
+    (name,) = auto.collectives["all_reduce"]
+    assert taken[name].virtual_seconds == auto.virtual_seconds
+    assert {run.results[0] for run in taken.values()} == {8.0}
+
+
+def test_the_choice_moves_seconds_and_not_bytes() -> None:
+    for num_ranks in (2, 3, 6, 8):
+        totals = {
+            sum(sent.bytes_sent for sent in run_ranks(reduced, num_ranks, wan(), collectives=name).traffic)
+            for name in ALGORITHMS["all_reduce"]
+        }
+        assert totals == {2 * (num_ranks - 1) * 200_000}
+
+
+def coded(name: str | None, collectives: Any) -> tuple[float, list[list[float]]]:
+    def body(comm: Communicator) -> list[float]:
+        flat = torch.linspace(-1, 1, 400_000) * (comm.rank + 1)
+        flat[0] = comm.rank
+        codec = codec_named(name) if name is not None else None
+        return average_flat(comm, flat, codec)[:4].tolist()
+
+    run = run_ranks(body, 4, "wan-4-regions", protocol="linux-tcp", collectives=collectives)
+    assert run.virtual_seconds is not None
+    return run.virtual_seconds, run.results
+
+
+def test_a_codec_saves_bytes_and_does_not_change_the_collective() -> None:
+    """Half the bytes are at best half the seconds, on the same ways; so too where one algorithm is fixed."""
+    for collectives in ("auto", "ring"):
+        plain, _ = coded(None, collectives)
+        half, _ = coded("bf16", collectives)
+        assert 0.45 * plain < half < 1.05 * plain
+
+
+def test_around_a_ring_sums_are_encoded_again_at_every_hop() -> None:
+    _, rings = coded("bf16", "ring")
+    _, straight = coded("bf16", "auto")
+    assert rings[0] == rings[3]
+    assert rings[0] == pytest.approx(straight[0], rel=0.02)
+    assert rings[0][0] == pytest.approx(1.5)
+
+
+# --- the bound -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    num_bytes=SIZES,
+    op=st.sampled_from(sorted(set(ALGORITHMS) - {"sendrecv"})),
+    num_regions=st.integers(1, 4),
+    hosts=st.integers(1, 3),
+)
+def test_the_bound_is_the_networks(num_bytes: int, op: str, num_regions: int, hosts: int) -> None:
+    """It is one for all algorithms, and nothing beats it."""
+    topology = wan(num_regions, hosts)
+    members = range(num_regions * hosts)
+    bounds = set()
+    for algorithm in ALGORITHMS[op]:
+        if algorithm == "gloo" and num_bytes > 1 << 24:
+            continue  # many segments
+        made = schedule(
+            op, len(members), num_bytes=num_bytes, algorithm=algorithm, hosts=members, topology=topology
+        )
+        bound = lower_bound_seconds(made, members, topology)
+        bounds.add(bound)
+        assert time_collective(topology, IDEAL, made, members).seconds[0] >= bound * (1 - 1e-9)
+    assert len(bounds) == 1
+
+
+def test_the_bound_is_reached_where_one_can_do_no_better() -> None:
+    """Around equal links a ring of large tensors takes the bound, but for its latencies."""
+    star = dataclasses.replace(wan(1, 6))
+    made = schedule("all_reduce", 6, num_bytes=1 << 34, algorithm="ring")
+    taken = time_collective(star, IDEAL, made, range(6)).seconds[0]
+    assert taken == pytest.approx(lower_bound_seconds(made, range(6), star), rel=1e-3)
