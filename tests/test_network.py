@@ -230,6 +230,8 @@ def test_observers_change_nothing(clock: Clock, network: Network, log: Log) -> N
         def __init__(self) -> None:
             self.seen: list[Any] = []
 
+        def capacity_changed(self, link: int, bits_per_second: float) -> None: ...
+
         def transfer_started(
             self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
         ) -> None:

@@ -76,6 +76,8 @@ class Watcher:
     def __init__(self) -> None:
         self.messages: dict[int, list[float]] = {}
 
+    def capacity_changed(self, link: int, bits_per_second: float) -> None: ...
+
     def transfer_started(
         self, transfer: int, source: int, target: int, num_bytes: float, connection: object
     ) -> None:

@@ -14,7 +14,10 @@ from rich.console import Console
 from exogym_core.names import visible
 from exogym_core.results.record import RunFolder
 from exogym_core.results.report import Results, table_cells, table_headings, verdict, write_report
+from exogym_core.results.report import page as page_module
+from exogym_core.results.report.plots import Picture, _ticks
 from exogym_core.results.report.table import ratio, rich_table
+from exogym_core.results.report.weather import _columns
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -265,10 +268,13 @@ PAYLOADS = [
 ]
 
 
+DRAWN = [PAYLOADS[0], "$\\frac{1}{0}$", "a\u202eb\x1b[31mc\x00"]
+"""Of these the pictures are drawn too, where names stand in labels."""
+
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "header", "main", "h1", "h2", "p", "div", "dl", "dt"),
     *("dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption", "code", "pre"),
-    *("details", "summary"),
+    *("details", "summary", "picture", "source"),
 }
 
 
@@ -285,7 +291,7 @@ class _Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
         self.attributes |= {name for name, _ in attrs}
-        self.sources += [value or "" for name, value in attrs if name == "src"]
+        self.sources += [value or "" for name, value in attrs if name in ("src", "srcset")]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -293,7 +299,11 @@ class _Elements(HTMLParser):
 
 class TestPage:
     @pytest.mark.parametrize("payload", PAYLOADS)
-    def test_names_are_escaped(self, tmp_path: Path, payload: str) -> None:
+    def test_names_are_escaped(self, tmp_path: Path, payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        if payload not in DRAWN:  # drawing takes longer than all the rest
+            monkeypatch.setattr(
+                page_module, "draw_plots", lambda _: {"loss_against_time": Picture(b"wide", b"narrow")}
+            )
         nic = {"hosts": 1, "nic": "1 Gbit/s"}
         network = {
             "name": "".join(filter(str.isprintable, payload)),
@@ -318,6 +328,8 @@ class TestPage:
             "scope",
             "alt",
             "src",
+            "srcset",
+            "media",
         }
         assert all(source.startswith("data:image/png;base64,") for source in seen.sources)
         # As text it is all there: nothing was obeyed, nothing was lost.
@@ -328,8 +340,8 @@ class TestPage:
         page = write_report(run_folder(tmp_path, two())).read_text(encoding="utf-8")
         assert "default-src 'none'" in page
         assert "script" not in page
-        sources = re.findall(r"(?:src|href)=\"([^\"]*)", page)
-        assert len(sources) == 3
+        sources = re.findall(r"(?:src|href|srcset)=\"([^\"]*)", page)
+        assert len(sources) == 6
         assert all(source.startswith("data:image/png;base64,") for source in sources)
 
     def test_plots_are_written_and_rebuilt_alike(self, tmp_path: Path) -> None:
@@ -357,7 +369,7 @@ class TestPage:
             "wan": [{"between": ["us", "eu"], "bandwidth": "800 Mbit/s", "rtt": "80 ms"}],
         }
         page = write_report(run_folder(tmp_path, two(), topology=network)).read_text(encoding="utf-8")
-        assert "<td>800 Mbit/s, 40.1 ms</td>" in page
+        assert "<td>800 Mbit/s\n40.1 ms</td>" in page
 
     def test_incomplete_runs_say_so(self, tmp_path: Path) -> None:
         folder = run_folder(tmp_path, [entry("DiLoCo", incomplete=True)])
@@ -369,3 +381,81 @@ class TestPage:
         folder.write_text("summary.json", content)
         with pytest.raises(InputError, match=r"summary\.json: "):
             write_report(folder)
+
+    def test_the_head_says_how_it_was_run(self, tmp_path: Path) -> None:
+        """Compute, protocol, jitter, seeds, placement and collectives were not on the page."""
+        network = {
+            "name": "two",
+            "regions": {"us": {"hosts": 1, "nic": "1 Gbit/s"}, "eu": {"hosts": 2, "nic": "1 Gbit/s"}},
+            "wan": [{"between": ["us", "eu"], "bandwidth": "800 Mbit/s", "rtt": "80 ms"}],
+        }
+        entries = [
+            entry("AllReduce", judged="replica", collectives={"all_reduce": "tree"}, computing_seconds=10.0,
+                  network_seconds=80.0, waiting_seconds=10.0),
+            entry("DiLoCo", judged="outer", collectives={"all_reduce": ["ring", "tree"]}),
+        ]  # fmt: skip
+        folder = run_folder(
+            tmp_path,
+            entries,
+            topology=network,
+            protocol={"preset": "linux-tcp", "streams": 8},
+            compute={"fixed": "0.05 s", "jitter": 0.1},
+            workers={"count": 4},
+            evaluate={"every": 10},
+        )
+        seen = _Elements()
+        seen.feed(write_report(folder).read_text(encoding="utf-8"))
+        for told in (
+            "linux-tcp, streams 8",
+            "50 ms a step, jitter 0.1",
+            "eu: 3, us: 1 (4 workers on 3 hosts, up to 2 on one)",
+            "10 steps",
+            "all_reduce: tree",
+            "all_reduce: ring, tree",
+            "the outer parameters of the last round that ended",
+            "80 s",
+        ):
+            assert told in seen.text
+
+    def test_a_long_source_is_not_cut(self, tmp_path: Path) -> None:
+        source = "measured by somebody who wrote down everything about it " * 10
+        network = {
+            "name": "two",
+            "source": source,
+            "hosts": ["a", "b"],
+            "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+        }
+        assert source.strip() in write_report(run_folder(tmp_path, two(), topology=network)).read_text(
+            "utf-8"
+        )
+
+    @pytest.mark.parametrize("changes", [False, True])
+    def test_what_the_weather_did_is_drawn(self, tmp_path: Path, changes: bool) -> None:
+        """An outage, a crash and a trace could not be seen: the page told of a constant bandwidth."""
+        network: dict[str, object] = {
+            "name": "two",
+            "hosts": ["a", "b"],
+            "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+        }
+        if changes:
+            network["events"] = [{"at": "10 s", "link": ["a", "b"], "down": True, "for": "5 s"}]
+        folder = run_folder(tmp_path, two(), topology=network)
+        text = write_report(folder).read_text(encoding="utf-8")
+        assert ("outages, crashes, traces" in text) == changes
+        assert (folder.path / "plots/what_the_network_did.png").is_file() == changes
+
+
+def test_strips_of_weather_hide_no_short_outage() -> None:
+    columns = _columns([(0.0, 1.0), (50.0, 0.0), (50.001, 0.5)], 100.0)
+    half = len(columns) // 2
+    assert set(columns[:half]) == {1.0}
+    assert columns[half] == 0.0
+    assert set(columns[half + 1 :]) == {0.5}
+
+
+def test_ticks_of_a_logarithmic_axis_are_few_and_reach_to_its_end() -> None:
+    for linear, end in ((1.0, 330.0), (0.2, 1e6), (5.0, 70.0)):
+        ticks = _ticks(linear, end)
+        assert ticks[0] == 0.0
+        assert len(ticks) <= 10
+        assert end / 10 <= ticks[-1] <= end

@@ -274,9 +274,8 @@ class Experiment:
         settings = self.settings.model_copy(update={"seed": seed, "seeds": None})
         shift = seed if settings.network_seed is None else settings.network_seed
         topology = self.topology
-        if topology is not None and shift and topology.weather.drift:
-            drift = tuple(replace(each, seed=each.seed + shift) for each in topology.weather.drift)
-            topology = replace(topology, weather=replace(topology.weather, drift=drift))
+        if topology is not None:
+            topology = replace(topology, weather=topology.weather.with_seed(shift))
         return replace(self, settings=settings, topology=topology)
 
     def only(self, name: str) -> Experiment:

@@ -61,6 +61,10 @@ class Capacity:
             self._nominal[link] = bits_per_second / 8
         self._refresh(link)
 
+    def bits_per_second(self, link: int) -> float:
+        """What a link carries at present."""
+        return float(self._stated[link]) * 8 if self._up[link] else 0.0
+
     def is_dead(self, link: int) -> bool:
         """Whether a link carries nothing at present."""
         return link in self.dead

@@ -407,12 +407,18 @@ class Network:
         self._change_is_due((link,))
         self._capacity.set(link, bits_per_second)
         self._touch(link)
+        self._tell_capacity(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
         """Let a link (index) carry nothing from now on, or what it did before."""
         self._change_is_due((link,))
         self._capacity.set_up(link, up)
         self._touch(link)
+        self._tell_capacity(link)
+
+    def _tell_capacity(self, link: int) -> None:
+        for observer in self._observers:
+            observer.capacity_changed(link, self._capacity.bits_per_second(link))
 
     def set_latency(self, link: int, seconds: float) -> None:
         """Give a link (index) another latency: for what is sent from now on, and for the pace of windows."""

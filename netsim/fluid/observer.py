@@ -25,3 +25,6 @@ class Observer(Protocol):
 
     def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
         """From now on these transfers (ids) drain at these rates."""
+
+    def capacity_changed(self, link: int, bits_per_second: float) -> None:
+        """From now on a link (index) carries so much; 0 while it is down."""

@@ -7,7 +7,8 @@
 
 The file has a process for each rank (and each host with none, or several) with rows for what it computes, its
 collectives, its waits, the messages it sends and receives, with an arrow for each message, and for when its
-host was down; and a process of counters, one a link, of what it carries. What has not ended goes as far as it
+host was down; and a process of counters, one a link, of what it carries, and
+one more of what it could where the weather changes that. What has not ended goes as far as it
 has come. Its format is Chrome's Trace Event Format (JSON). The same run gives the same bytes.
 """
 
@@ -72,6 +73,7 @@ class Recorder:
     Attributes:
         transfers: by id.
         link_use: link index -> (instant, payload bytes per second from then on), in order.
+        link_capacity: likewise (instant, bits per second that it carries), for links whose capacity has changed.
         spans: what ranks did; give `spans.append` to `netsim.ranks.kernel.Kernel` as `on_span`.
         unfinished_spans: called for what ranks are doing when the file is written; a kernel's, where there is one.
     """
@@ -79,6 +81,7 @@ class Recorder:
     def __init__(self) -> None:
         self.transfers: dict[int, TransferRecord] = {}
         self.link_use: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.link_capacity: dict[int, list[tuple[float, float]]] = {}
         self.spans: list[Span] = []
         self.unfinished_spans: Callable[[], list[Span]] = list
         self._network: Network | None = None
@@ -123,6 +126,16 @@ class Recorder:
                 self._users[link][transfer] = None
                 concerned[link] = None
         self._note(concerned)
+
+    def capacity_changed(self, link: int, bits_per_second: float) -> None:
+        """A link carries more or less from now on, or nothing."""
+        if link not in self.link_capacity:
+            assert self._network is not None
+            self.link_capacity[link] = [(0.0, self._network.topology.links[link].bits_per_second)]
+        points = self.link_capacity[link]
+        if points[-1][0] == self._now:
+            points.pop()
+        points.append((self._now, bits_per_second))
 
     @property
     def _now(self) -> float:
@@ -307,20 +320,18 @@ class _Events:
     def _counters(self) -> Iterator[dict[str, Any]]:
         if self._topology is None:
             return
-        for index in sorted(self._recorder.link_use):
+        recorder = self._recorder
+        for index in sorted({*recorder.link_use, *recorder.link_capacity}):
             link = self._topology.links[index]
-            for instant, rate in self._recorder.link_use[index]:
-                yield {
-                    "ph": "C",
-                    "name": f"{link.source}->{link.target}",
-                    "pid": _LINKS,
-                    "ts": _micros(instant),
-                    "args": {"Mbit/s": round(rate * 8e-6, 6)},
-                }
+            name = f"{link.source}->{link.target}"
+            for instant, rate in recorder.link_use.get(index, ()):
+                yield _counter(name, instant, rate * 8)
+            for instant, rate in recorder.link_capacity.get(index, ()):
+                yield _counter(f"{name} capacity", instant, rate)
 
     def _names(self, rows: Iterable[_Row]) -> Iterator[dict[str, Any]]:
         processes = {row.process for row in rows} | {rank + 1 for rank in range(len(self._hosts))}
-        if self._recorder.link_use:
+        if self._recorder.link_use or self._recorder.link_capacity:
             processes.add(_LINKS)
         for process in sorted(processes):
             common = {"ph": "M", "pid": process}
@@ -357,6 +368,11 @@ class _Events:
                 return _Row(process, kind, lane)
         free_at.append(end)
         return _Row(process, kind, len(free_at) - 1)
+
+
+def _counter(name: str, instant: float, bits_per_second: float) -> dict[str, Any]:
+    arguments = {"Mbit/s": round(bits_per_second * 1e-6, 6)}
+    return {"ph": "C", "name": name, "pid": _LINKS, "ts": _micros(instant), "args": arguments}
 
 
 def _slice(row: _Row, name: str, begin: float, end: float, arguments: dict[str, Any]) -> dict[str, Any]:

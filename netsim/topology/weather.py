@@ -6,7 +6,7 @@ in which they apply, whatever order the file had.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["Background", "Drift", "HostEvent", "LinkEvent", "Trace", "Weather"]
@@ -101,6 +101,11 @@ class Weather:
     traces: tuple[Trace, ...] = ()
     background: tuple[Background, ...] = ()
     drift: tuple[Drift, ...] = ()
+
+    def with_seed(self, seed: int) -> Weather:
+        """The same with other draws: `seed` is added to what each drift has."""
+        drift = tuple(replace(each, seed=each.seed + seed) for each in self.drift)
+        return replace(self, drift=drift) if seed and drift else self
 
     def __bool__(self) -> bool:
         return bool(self.link_events or self.host_events or self.traces or self.background or self.drift)

@@ -64,6 +64,8 @@ class Account:
         self.instants: set[float] = set()
         network.observe(self)
 
+    def capacity_changed(self, link: int, bits_per_second: float) -> None: ...
+
     def transfer_started(
         self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
     ) -> None:

@@ -93,6 +93,8 @@ class Witness:
     ended: dict[int, float] = field(default_factory=dict)
     checked: float = 0.0
 
+    def capacity_changed(self, link: int, bits_per_second: float) -> None: ...
+
     def transfer_started(
         self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
     ) -> None:

@@ -8,25 +8,34 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
+from exogym_core.results.report.facts import head_facts, run_facts
 from exogym_core.results.report.plots import draw_plots
 from exogym_core.results.report.results import Results
 from exogym_core.results.report.table import table_cells, table_headings
 from exogym_core.results.report.verdict import verdict
-from netsim.files.errors import InputError
 from netsim.files.units import format_bits_per_second, format_seconds
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from exogym_core.results.record import RunFolder
+    from exogym_core.results.report.plots import Picture
 
 __all__ = ["network_matrix", "render_page", "write_report"]
 
 _CAPTIONS = {
-    "loss_against_time": "Loss of the judged model against virtual time.",
+    "loss_against_time": "Loss of the judged model against virtual time: when that model came to exist.",
     "loss_against_bytes": "Loss of the judged model against payload bytes that left a worker.",
-    "where_the_time_went": "Virtual time in which workers computed, and waited for the network or each other.",
+    "where_the_time_went": (
+        "Virtual time in which a worker computed, waited for the network, and waited for slower workers; means over "
+        "workers. Shares in this order."
+    ),
+    "what_the_network_did": (
+        "Links and hosts that changed while it ran, as a share of the stated bandwidth: outages, crashes, traces, "
+        "events and drift. It is the same for all strategies. The traffic of others is not shown."
+    ),
 }
 _MAX_PLACES = 24  # a larger matrix is not read by anyone
 
@@ -41,11 +50,11 @@ def write_report(folder: RunFolder) -> Path:
     results = Results.load(folder)
     pictures = draw_plots(results)
     for name, picture in pictures.items():
-        folder.write_text(f"plots/{name}.png", picture)
+        folder.write_text(f"plots/{name}.png", picture.wide)
     return folder.write_text("report.html", render_page(results, pictures))
 
 
-def render_page(results: Results, pictures: dict[str, bytes]) -> str:
+def render_page(results: Results, pictures: Mapping[str, Picture]) -> str:
     """The page's HTML."""
     import jinja2
 
@@ -59,14 +68,16 @@ def render_page(results: Results, pictures: dict[str, bytes]) -> str:
         style=style,
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         title=visible(results.settings.get("name", "run"), 80),
-        facts=_facts(results),
+        facts=head_facts(results),
         verdict=decision.text,
         winner=decision.winner,
         incomplete=results.incomplete,
         headings=table_headings(results),
+        several_seeds=len(results.seeds) > 1,
         rows=list(zip([result.name for result in results.strategies], table_cells(results), strict=True)),
+        runs=run_facts(results),
         pictures=[
-            (_caption(name, results), base64.b64encode(picture).decode())
+            (_caption(name, results), _encoded(picture.wide), _encoded(picture.narrow))
             for name, picture in pictures.items()
         ],
         network=network_matrix(results.settings.get("topology")),
@@ -74,9 +85,18 @@ def render_page(results: Results, pictures: dict[str, bytes]) -> str:
     )
 
 
+def _encoded(picture: bytes) -> str:
+    return base64.b64encode(picture).decode()
+
+
 def _caption(name: str, results: Results) -> str:
-    if name == "where_the_time_went" or len(results.seeds) == 1:
+    if len(results.seeds) == 1:
         return _CAPTIONS[name]
+    if name == "what_the_network_did":
+        seed = results.settings.get("network_seed")
+        return f"{_CAPTIONS[name]} Drift is that of seed {results.seeds[0] if seed is None else seed}."
+    if name == "where_the_time_went":
+        return f"{_CAPTIONS[name]} Means over {len(results.seeds)} seeds."
     band = f"Lines are means over {len(results.seeds)} seeds, bands go from the lowest to the highest seed."
     return f"{_CAPTIONS[name]} {band}"
 
@@ -104,7 +124,7 @@ def network_matrix(topology: Any) -> dict[str, Any] | None:
     names = [visible(name, 30) for name in places]
     return {
         "name": visible(network.name, 80),
-        "source": visible(network.source, 300),
+        "source": visible(network.source, 2000),
         "places": names,
         "rows": list(zip(names, rows, strict=True)),
     }
@@ -114,20 +134,4 @@ def _path_text(network: Topology, source: int, target: int) -> str:
     links = list(network.route(source, target))
     rate = min(float(network.bits_per_second[link]) for link in links)
     latency = network.route_latency_seconds(source, target)
-    return f"{format_bits_per_second(rate)}, {format_seconds(latency)}"
-
-
-def _facts(results: Results) -> list[tuple[str, str]]:
-    """What was run, in a few words each."""
-    settings = results.settings
-    task, workers, topology = settings.get("task"), settings.get("workers"), settings.get("topology")
-    if not isinstance(task, dict) or not isinstance(workers, dict):
-        raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
-    return [
-        ("task", visible(task.get("name"))),
-        ("workers", visible(workers.get("count"))),
-        ("steps", visible(settings.get("steps"))),
-        ("batch size per worker", visible(settings.get("batch_size"))),
-        ("network", visible(topology.get("name", "")) if isinstance(topology, dict) else "none"),
-        ("seed" if len(results.seeds) == 1 else "seeds", visible(", ".join(map(str, results.seeds)), 60)),
-    ]
+    return f"{format_bits_per_second(rate)}\n{format_seconds(latency)}"

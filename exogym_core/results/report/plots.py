@@ -1,26 +1,29 @@
-"""Plots of a comparison: loss against virtual time, loss against bytes, and where the time went."""
+"""Plots of a comparison: loss against virtual time and bytes, where the time went, what the network did."""
 
 from __future__ import annotations
 
 import io
+import math
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
+from exogym_core.results.report.weather import draw_weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from matplotlib.axes import Axes
 
     from exogym_core.results.report.results import Results, StrategyResult
 
-__all__ = ["draw_plots"]
+__all__ = ["Picture", "draw_plots"]
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 _MARKERS = "osD^vPX*"
-_COMPUTING, _WAITING = "#0072B2", "#E69F00"
+_PARTS = {"computing": "#0072B2", "network": "#E69F00", "waiting": "#BBBBBB"}
 _STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "axes.spines.top": False,
@@ -31,25 +34,34 @@ _STYLE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "legend.frameon": False,
-    "figure.dpi": 144,
     # Names come from users: no formula is read out of them.
     "text.parse_math": False,
 }
 _WIDE_RANGE = 12.0  # beyond this ratio between the strategies' ends, the axis is logarithmic
+_SIZES = {"wide": ((8.0, 4.5), 144), "narrow": ((4.2, 4.4), 180)}  # inches, dots an inch
+_MOST_TICKS = 8
 
 
-def draw_plots(results: Results) -> dict[str, bytes]:
-    """PNG files by name; those about time only where there is virtual time."""
+@dataclass(frozen=True)
+class Picture:
+    """One plot as PNG files: for a page, and for a telephone's width, where the same letters fill more of it."""
+
+    wide: bytes
+    narrow: bytes
+
+
+def draw_plots(results: Results) -> dict[str, Picture]:
+    """Pictures by name; those about time only where there is virtual time."""
     # Imported here: it takes longer than all the rest of a command's start.
     import matplotlib
-    from matplotlib.figure import Figure
 
     drawings: dict[str, Callable[[Axes, Results], bool]] = {
         "loss_against_time": _loss_against_time,
         "loss_against_bytes": _loss_against_bytes,
         "where_the_time_went": _where_the_time_went,
+        "what_the_network_did": draw_weather,
     }
-    pictures: dict[str, bytes] = {}
+    pictures: dict[str, Picture] = {}
     # From the defaults, so that a user's own matplotlibrc changes nothing.
     with matplotlib.rc_context(), warnings.catch_warnings():
         # Names may have letters that the font lacks: a box stands for them.
@@ -57,35 +69,42 @@ def draw_plots(results: Results) -> dict[str, bytes]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         for name, draw in drawings.items():
-            # A figure of its own, not pyplot's: no window, no state kept between plots.
-            figure = Figure(figsize=(8.0, 4.5), layout="constrained")
-            if draw(figure.subplots(), results):
-                picture = io.BytesIO()
-                figure.savefig(picture, format="png", metadata={"Software": None})
-                pictures[name] = picture.getvalue()
+            drawn = {size: _drawn(draw, results, *shape) for size, shape in _SIZES.items()}
+            if drawn["wide"] is not None and drawn["narrow"] is not None:
+                pictures[name] = Picture(drawn["wide"], drawn["narrow"])
     return pictures
+
+
+def _drawn(
+    draw: Callable[[Axes, Results], bool], results: Results, inches: tuple[float, float], dpi: int
+) -> bytes | None:
+    from matplotlib.figure import Figure
+
+    # A figure of its own, not pyplot's: no window, no state kept between plots.
+    figure = Figure(figsize=inches, layout="constrained", dpi=dpi)
+    if not draw(figure.subplots(), results):
+        return None
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
 
 
 def _loss_against_time(axes: Axes, results: Results) -> bool:
     # A unit that suits the shortest run: the axis becomes logarithmic where others take far longer.
     shortest = min((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
     divisor, unit = (3600.0, "h") if shortest >= 7200 else (60.0, "min") if shortest >= 300 else (1.0, "s")
-    drawn = _draw_losses(axes, results, "virtual_seconds", divisor)
     axes.set_title("Loss against virtual time")
-    axes.set_xlabel(f"virtual time ({unit})")
-    return drawn
+    return _draw_losses(axes, results, "virtual_seconds", divisor, f"virtual time, {unit}")
 
 
 def _loss_against_bytes(axes: Axes, results: Results) -> bool:
     workers = results.settings.get("workers")
     count = workers.get("count", 1) if isinstance(workers, dict) else 1
-    drawn = _draw_losses(axes, results, "bytes_sent", 1e6 * (count or 1))
     axes.set_title("Loss against bytes sent")
-    axes.set_xlabel("bytes sent per worker (MB)")
-    return drawn
+    return _draw_losses(axes, results, "bytes_sent", 1e6 * (count or 1), "bytes sent per worker, MB")
 
 
-def _draw_losses(axes: Axes, results: Results, column: str, divisor: float) -> bool:
+def _draw_losses(axes: Axes, results: Results, column: str, divisor: float, label: str) -> bool:
     """A line a strategy over `column`; False where there is nothing to draw."""
     ends: list[float] = []
     for position, result in enumerate(results.strategies):
@@ -102,11 +121,9 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float) -> b
             axes.fill_between(places, least, most, color=style["color"], alpha=0.18, linewidth=0)
     if not ends:
         return False
+    axes.set_xlabel(label)
     if max(ends) > _WIDE_RANGE * min(ends):
-        # Linear up to a little before the first strategy's end, so that step 0 is still on the page.
-        linear = min(ends) / 4
-        axes.set_xscale("symlog", linthresh=linear, linscale=0.5)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value == 0 or value >= linear else "")
+        _make_logarithmic(axes, label, min(ends) / 4, max(ends))
     axes.set_xlim(left=0)
     if results.target_loss is not None:
         axes.axhline(results.target_loss, color="#555555", linestyle="--", linewidth=1.0)
@@ -124,8 +141,33 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float) -> b
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[-1] in "25" else "")
     axes.set_ylabel("loss of the judged model")
-    axes.legend(loc="best")
+    axes.legend(loc="best", fontsize=9)
     return True
+
+
+def _make_logarithmic(axes: Axes, label: str, linear: float, end: float) -> None:
+    """Linear up to a little before the first strategy's end, so that step 0 is still on the page; said so."""
+    linear = float(f"{linear:.1g}")
+    axes.set_xscale("symlog", linthresh=linear, linscale=0.5)
+    ticks = _ticks(linear, end)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(f"{label} (logarithmic from {linear:g} on)")
+
+
+def _ticks(linear: float, end: float) -> list[float]:
+    """0, and round numbers from where the axis is logarithmic to its end, so few that they can be read.
+
+    >>> _ticks(2.0, 320.0)
+    [0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0]
+    """
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        powers = range(math.floor(math.log10(linear)), math.ceil(math.log10(end)) + 1)
+        marks = [step * 10.0**power for power in powers for step in steps]
+        ticks = [float(f"{mark:.12g}") for mark in marks if linear <= mark * (1 + 1e-9) <= end * (1 + 1e-9)]
+        if len(ticks) < _MOST_TICKS:
+            break
+    return [0.0, *ticks]
 
 
 class _Point(NamedTuple):
@@ -163,33 +205,48 @@ def _line(position: int, num_points: int) -> dict[str, Any]:
 
 
 def _where_the_time_went(axes: Axes, results: Results) -> bool:
-    known = [
-        (result, result.virtual_seconds, result.compute_utilisation)
-        for result in results.strategies
-        if result.virtual_seconds and result.compute_utilisation is not None
-    ]
+    known = [(result, parts) for result in results.strategies if (parts := _parts(result)) is not None]
     if not known:
         return False
-    names = [visible(result.name, 30) for result, _, _ in known]
-    computing = [seconds * share for _, seconds, share in known]
-    waiting = [seconds * (1 - share) for _, seconds, share in known]
-    axes.barh(names, computing, color=_COMPUTING, label="computing")
-    axes.barh(names, waiting, left=computing, color=_WAITING, label="exposed communication")
-    longest = max(seconds for _, seconds, _ in known)
-    for row, (_, seconds, share) in enumerate(known):
+    names = [visible(result.name, 30) for result, _ in known]
+    longest = max(sum(parts) for _, parts in known)
+    lefts = [0.0] * len(known)
+    used = {name for name, values in zip(_PARTS, zip(*(parts for _, parts in known), strict=True), strict=True)
+            if any(values)}  # fmt: skip
+    for part, (name, colour) in enumerate(_PARTS.items()):
+        widths = [parts[part] for _, parts in known]
+        if name in used:
+            axes.barh(names, widths, left=lefts, color=colour, label=name)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    for row, (_, parts) in enumerate(known):
         axes.annotate(
-            f"{share:.1%} computing",
-            (seconds, row),
+            _shares(parts),
+            (sum(parts), row),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=9,
             bbox={"boxstyle": "square,pad=0.1", "color": "white"},
         )
-    axes.set_xlim(0, longest * 1.18)
+    axes.set_xlim(0, longest * 1.28)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_title("Where the time went")
-    axes.set_xlabel("virtual time of a worker (s)")
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=2)
+    axes.set_title("Where the time went", pad=24)
+    axes.set_xlabel("virtual seconds of a worker")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=3, fontsize=9)
     return True
+
+
+def _parts(result: StrategyResult) -> tuple[float, float, float] | None:
+    """Seconds of computing, of the network and of waiting for others; a run that does not say waits for the network."""
+    seconds, share = result.virtual_seconds, result.compute_utilisation
+    if not seconds:
+        return None
+    if result.computing_seconds is not None:
+        return (result.computing_seconds, result.network_seconds or 0.0, result.waiting_seconds or 0.0)
+    return None if share is None else (seconds * share, seconds * (1 - share), 0.0)
+
+
+def _shares(parts: Sequence[float]) -> str:
+    whole = sum(parts) or 1.0
+    return " / ".join(f"{part / whole:.0%}" for part in parts)

@@ -78,11 +78,19 @@ class SeedResult(_Figures):
         return [(row["step"], row["train_loss"]) for row in self.train if "train_loss" in row]
 
     def at_steps(self, column: str) -> dict[float, float]:
-        """A column of the training metrics by step; 0 at step 0, before anything has happened."""
+        """A column of the training metrics by step; 0 at step 0, before anything has happened.
+
+        At the step of an evaluation it is what held when the judged model came to exist.
+        """
         places = {0.0: 0.0} | {row["step"]: row[column] for row in self.train if column in row}
-        if column == "virtual_seconds":
-            judged = "judged_virtual_seconds"  # when the model came to exist that was judged then
-            places |= {row["step"]: row[judged] for row in self.validation if judged in row}
+        if len(places) == 1:
+            return places
+        for row in self.validation:
+            made = places.get(row.get("judged_step", row["step"]))
+            if column == "virtual_seconds":
+                made = row.get("judged_virtual_seconds", made)
+            if made is not None:
+                places[row["step"]] = made
         return places
 
 

@@ -231,6 +231,8 @@ def _first_touch(contest: _Contest, strategy: StrategyResult) -> str:
     if len(contest.seeds) > 1 or target is None:
         return ""
     for run in contest.runs(strategy):
+        if run.virtual_seconds_to_target is not None:
+            return f" after {format_seconds(run.virtual_seconds_to_target)}"
         places = run.at_steps("virtual_seconds")
         for step, loss in run.losses:
             if loss <= target and step in places:
