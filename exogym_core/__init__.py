@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
     from exogym_core.results.history import FitResult
     from exogym_core.strategy import OptimSpec, Strategy
-    from exogym_core.training.node import TrainNode
     from exogym_core.training.optimizer import DiLoCoOptimizer
     from exogym_core.training.trainer import LocalTrainer, Trainer
 
@@ -26,7 +25,6 @@ __all__ = [
     "LocalTrainer",
     "OptimSpec",
     "Strategy",
-    "TrainNode",
     "Trainer",
 ]
 
@@ -37,7 +35,6 @@ _HOMES = {
     "LocalTrainer": "training.trainer",
     "OptimSpec": "strategy",
     "Strategy": "strategy",
-    "TrainNode": "training.node",
     "Trainer": "training.trainer",
 }
 
@@ -46,6 +43,10 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for, so that `netgym --version` does not wait for torch.
     if name in _HOMES:
         return getattr(importlib.import_module(f"exogym_core.{_HOMES[name]}"), name)
+    if name == "TrainNode":
+        raise AttributeError(
+            f"{__name__}.TrainNode does not exist: its loop is exogym_core.training.loop:Loop"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

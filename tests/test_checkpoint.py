@@ -22,9 +22,10 @@ from torch.utils.data import Dataset, TensorDataset
 from exogym_core import Trainer
 from exogym_core.checkpoints import checkpoint, rank_state
 from exogym_core.checkpoints.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
+from exogym_core.checkpoints.log import LogWriter, read_logs
 from exogym_core.checkpoints.rank_state import decode, encode, read_state, write_state
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.journal import Journal, requests_from_text, requests_to_text
+from exogym_core.ranks.journal import Journal
 from exogym_core.results.record import RecordError
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
 from netsim.files.errors import InputError
@@ -71,7 +72,7 @@ def outcome(result: FitResult) -> Any:
 def load(path: Path) -> Checkpoint:
     """Read all of a checkpoint."""
     found = Checkpoint.open(path)
-    found.requests()
+    found.past()
     for rank in range(NUM_NODES):
         found.rank_state(rank)
     return found
@@ -139,7 +140,7 @@ def test_what_cannot_be_kept_is_named() -> None:
         encode({"a": [0, {2: torch.Generator()}]}, {})
 
 
-def test_logs_come_back_as_they_were() -> None:
+def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
     call = Call("all_to_all", (0, 1), 7, 0, 4, ((1, 2), (3, 4)))
     key = Key((("message", (0, 1), 0), 5), ((1, "a"), 2))
     streams = [
@@ -147,11 +148,38 @@ def test_logs_come_back_as_they_were() -> None:
         [],
         [Wait(Key(0, 0))],
     ]
-    text = requests_to_text(streams) + requests_to_text([[], [Advance(1e-300)], []])
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for path in (first, second, third):
+        path.mkdir()
+    log = LogWriter(tmp_path, [], [0, 0, 0])
+    for rank, stream in enumerate(streams):
+        for request in stream:
+            log.add(rank, request)
+    for step in range(3):
+        log.add_observed({"step": step, "judged_loss": math.nan})
+    parts = log.link_into(first, 1, [len(stream) for stream in streams])
+    log.add(1, Advance(7.0))
+    more = log.link_into(second, 2, [len(streams[0]), 1, len(streams[2])])
+    log.close()
+    # The file goes on behind what belongs to the first checkpoint: who reads that does not see it.
+    found, observed = read_logs(first, parts, 3)
+    assert found == streams
+    assert [row["step"] for row in observed] == [0]
+    streams[1].append(Advance(7.0))
+    assert read_logs(second, more, 3)[0] == streams
+    # After a restart it goes on in another file, and what is played again is not written again.
+    again = LogWriter(tmp_path, [(second, part) for part in more], [len(stream) for stream in streams])
+    for rank, stream in enumerate(streams):
+        for request in stream:
+            again.add(rank, request)
+    again.add(1, Advance(1e-300))
+    last = again.link_into(third, 3, [0, 1, 0])
+    again.close()
     streams[1].append(Advance(1e-300))
-    assert requests_from_text(text, 3) == streams
+    assert read_logs(third, last, 3)[0] == streams
+    assert [path.name for path in third.iterdir() if not path.name.startswith(".")] == [p.name for p in last]
     with pytest.raises(InputError, match=r"^rank 0, checkpoint: the row .* cannot be kept"):
-        requests_to_text([[Mark({"tensor": torch.ones(1)})]])
+        log.add(0, Mark({"tensor": torch.ones(1)}))
 
 
 # --- what never loads --------------------------------------------------------------------------------------
@@ -164,7 +192,8 @@ def test_a_damaged_file_never_loads_and_is_named(saved: Path) -> None:
         content = path.read_bytes()
         damages = [flipped(content, draw.randrange(len(content) * 8)) for _ in range(70)]
         damages += [content[: draw.randrange(len(content))] for _ in range(20)]
-        damages += [b"", bytes(len(content)), content + b"\n", content[:-1]]
+        damages += [b"", bytes(len(content)), content[:-1]]
+        damages += [content + b"\n"] * (not path.name.startswith("log-"))  # which goes on behind its end
         for damage in damages:
             path.write_bytes(damage)
             with pytest.raises(RecordError) as caught:
@@ -201,7 +230,6 @@ class Killed(BaseException):
 
 def stages_of_a_save(tmp_path: Path) -> list[str]:
     writer = CheckpointWriter(tmp_path, {}, 1)
-    writer.journal.log = [[]]
     (tmp_path / ".step-00000001").mkdir()
     return list(writer.stages(1, {}, {0: 0}))
 
@@ -228,11 +256,11 @@ def test_a_crash_while_a_checkpoint_is_completed(
     check_resumed(tmp_path / "DiLoCoStrategy", {2 if crash_after < 2 else 3})
 
 
-@pytest.mark.parametrize("crash_at", range(6 * 2, 6 * 3))
+@pytest.mark.parametrize("crash_at", range(5 * 2, 5 * 3))
 def test_a_crash_while_a_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
 ) -> None:
-    """Two files a rank, log and manifest make six a checkpoint; half of the file in hand is there."""
+    """Two files a rank and the manifest make five a checkpoint; half of the file in hand is there."""
     write_new, num_written = rank_state.write_new, 0
 
     def crashing(path: Path, content: bytes) -> Any:
@@ -356,8 +384,8 @@ def test_another_version_is_refused_with_both_values(
 
 
 def test_another_format_is_refused_with_both_values(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_FORMAT", 2)
-    with pytest.raises(InputError, match="the checkpoint's format is 1, this run's is 2;"):
+    monkeypatch.setattr(checkpoint, "_FORMAT", 3)
+    with pytest.raises(InputError, match="the checkpoint's format is 2, this run's is 3;"):
         find_checkpoint(saved)
 
 
@@ -486,9 +514,10 @@ def test_a_past_is_played_before_what_ranks_do() -> None:
         comm.mark({"rank": comm.rank})
         return 0.0
 
-    first = Journal()
+    log: list[list[Any]] = [[], []]
+    first = Journal(on_request=lambda rank, request: log[rank].append(request))
     whole = run_ranks(body, 2, "two-datacenters", journal=first)
-    again = run_ranks(lambda comm: comm.now(), 2, "two-datacenters", journal=Journal(first.log))
+    again = run_ranks(lambda comm: comm.now(), 2, "two-datacenters", journal=Journal(log))
     assert again.results == whole.rank_virtual_seconds
     assert again.rows == whole.rows
     assert again.exposed_seconds == whole.exposed_seconds

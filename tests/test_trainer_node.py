@@ -12,10 +12,11 @@ from torch.utils.data import TensorDataset
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, SharedData
-from exogym_core.results.history import FitResult, Recorder, mean_utilisation
+from exogym_core.results.history import FitResult, Recorder, mean_utilisation, where_time_went
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from exogym_core.tasks import MLP, build_model
-from exogym_core.training.node import LoopSettings, TrainNode
+from exogym_core.training.learner import StepCost, TorchLearner
+from exogym_core.training.loop import Loop
 from netsim.ranks.kernel import StampedRow
 
 
@@ -28,6 +29,16 @@ def data(rank=0, world=1, batch=4, mini=2):
 
 def model(seed=0):
     return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=seed)
+
+
+def loop(comm, replica, strategy, source, max_steps, seconds=None):
+    cost = StepCost(None if seconds is None else StepDurations(Compute(), seconds, seed=0, host=0))
+
+    def make_learner():
+        spreads = strategy.overlaps_backward
+        return TorchLearner(replica, comm, strategy.before_backward, cost, spreads_backward=spreads)
+
+    return Loop(comm, replica, strategy, source, make_learner, max_steps)
 
 
 class Watching(AllReduceStrategy):
@@ -64,10 +75,7 @@ def clocked(comm):
 def test_time_for_a_gradient_passes_before_the_strategy_sees_it(mini):
     def body(comm):
         strategy = Watching()
-        settings = LoopSettings(max_steps=1, batch_size=4, val_interval=None)
-        durations = StepDurations(Compute(), 6.0, seed=0, host=0)
-        node = TrainNode(clocked(comm), model(), strategy, data(mini=mini), settings, durations)
-        node.train()
+        loop(clocked(comm), model(), strategy, data(mini=mini), 1, seconds=6.0).run()
         return strategy.seen
 
     (seen,) = run_ranks(body, 1).results
@@ -83,9 +91,7 @@ def test_hooks_are_gone_after_training():
     trained = model()
 
     def body(comm):
-        settings = LoopSettings(max_steps=1, batch_size=4, val_interval=None)
-        durations = StepDurations(Compute(), 1.0, seed=0, host=0)
-        return TrainNode(comm, trained, AllReduceStrategy(), data(), settings, durations).train()
+        return loop(comm, trained, AllReduceStrategy(), data(), 1, seconds=1.0).run()
 
     run_ranks(body, 1)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in trained.parameters())
@@ -100,9 +106,8 @@ def test_all_ranks_start_as_rank_0_buffers_included():
             torch.nn.init.constant_(self.layers[0].weight, float(rank + 1))
 
     def body(comm):
-        settings = LoopSettings(max_steps=0, batch_size=4, val_interval=None)
-        node = TrainNode(comm, Buffered(comm.rank), AllReduceStrategy(), data(comm.rank, 3), settings)
-        return node.train(), comm.traffic.bytes_sent
+        made = loop(comm, Buffered(comm.rank), AllReduceStrategy(), data(comm.rank, 3), 0)
+        return made.run(), comm.traffic.bytes_sent
 
     for outcome, bytes_sent in run_ranks(body, 3).results:
         assert int(outcome.state["count"]) == 0
@@ -112,23 +117,22 @@ def test_all_ranks_start_as_rank_0_buffers_included():
 
 
 @pytest.mark.parametrize("make", [AllReduceStrategy, lambda: DiLoCoStrategy(H=3)])
-def test_a_node_goes_on_from_its_state(make):
-    def node(comm):
-        settings = LoopSettings(max_steps=9, batch_size=4, val_interval=None)
-        made = TrainNode(comm, model(), make(), data(comm.rank, 2), settings)
+def test_a_loop_goes_on_from_its_state(make):
+    def started(comm):
+        made = loop(comm, model(), make(), data(comm.rank, 2), 9)
         made.start()
         return made
 
     def body(comm):
-        whole = node(comm)
+        whole = started(comm)
         for _ in range(4):
-            whole.train_step(whole.data.next_step())
+            whole.do(whole.data.next_step())
         state = copy.deepcopy(whole.state_dict())
-        resumed = node(comm)
+        resumed = started(comm)
         resumed.load_state_dict(state)
         for each in (whole, resumed):
             while each.local_step < 9:
-                each.train_step(each.data.next_step())
+                each.do(each.data.next_step())
         return whole.state_dict()["model"], resumed.state_dict()["model"]
 
     for whole, resumed in run_ranks(body, 2).results:
@@ -147,26 +151,55 @@ def step_row(rank, seconds, step, loss, samples=2, sent=10):
     return marked(rank, seconds, step=step, loss=loss, samples=samples, lr=0.1, **counters)
 
 
+def evaluation(step, loss, version=None, born=None, mean=9.0):
+    version = step if version is None else version
+    judged = {"judged_loss": loss, "judged_version": version, "judged_step": step if born is None else born}
+    return {"step": step, "local_loss": 2.0, "global_loss": mean, "accuracy": 0.5, **judged}
+
+
 def test_rows_of_ranks_become_one_a_step():
-    result, events = FitResult(num_nodes=2, target_loss=1.5), []
+    result, events = FitResult(num_nodes=2), []
     recorder = Recorder(result, True, [events.append])
-    recorder.add(marked(0, 0.0, step=0, local_loss=3.0))
-    recorder.add(marked(1, 0.0, step=0, global_loss=2.0, accuracy=None))
+    recorder.observe(evaluation(0, 3.0))
     recorder.add(step_row(1, 1.0, 1, 1.0, samples=1))
     recorder.add(step_row(0, 2.0, 1, 4.0, samples=2))
     recorder.add(step_row(1, 2.5, 2, 1.0))
-    recorder.add(marked(1, 2.5, step=2, global_loss=1.5, accuracy=0.5))
+    recorder.observe(evaluation(2, 1.5))
     assert len(result.validation) == 1  # rank 0 has not finished step 2 yet
     recorder.add(step_row(0, 4.0, 2, 2.0))
-    recorder.add(marked(0, 4.0, step=2, local_loss=1.0))
     assert [row["train_loss"] for row in result.history] == [3.0, 1.5]
     assert [row["virtual_seconds"] for row in result.history] == [2.0, 4.0]
     assert [row["examples_trained"] for row in result.history] == [3, 7]
     assert [row["bytes_sent"] for row in result.history] == [20, 40]
-    assert [row["compute_utilisation"] for row in result.history] == [0.5, 0.5]
+    # Over the time that all had: the rank that was through earlier waited for the other.
+    assert [row["compute_utilisation"] for row in result.history] == [1.5 / 2 / 2, 3.25 / 2 / 4]
     assert [row["virtual_seconds"] for row in result.validation] == [0.0, 4.0]
-    assert (result.final_loss, result.accuracy, result.virtual_seconds_to_target) == (1.5, 0.5, 4.0)
+    assert (result.final_loss, result.accuracy, result.mean_of_replicas_loss) == (1.5, 0.5, 9.0)
     assert [event["kind"] for event in events] == ["validation", "step", "step", "validation"]
+
+
+def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
+    result = FitResult(num_nodes=1, target_loss=1.0)
+    recorder = Recorder(result, True)
+    for step in range(1, 7):
+        recorder.add(step_row(0, 10.0 * step, step, 1.0))
+    for step, loss, version, born in ((0, 3.0, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 1, 1), (6, 0.5, 2, 5)):
+        recorder.observe(evaluation(step, loss, version, born, mean=0.1))
+    recorder.finish()
+    assert [row["judged_virtual_seconds"] for row in result.validation] == [0.0, 10.0, 10.0, 50.0]
+    assert [row["virtual_seconds"] for row in result.validation] == [0.0, 20.0, 40.0, 60.0]
+    assert (result.target, result.virtual_seconds_to_target) == ("touched", 10.0)  # one other model follows
+
+
+def test_what_comes_to_exist_at_the_very_end_is_credited_with_the_end():
+    result = FitResult(num_nodes=1)
+    recorder = Recorder(result, True)
+    recorder.add(step_row(0, 10.0, 1, 1.0))
+    recorder.observe({**evaluation(1, 0.5), "judged_step": None})
+    assert not result.validation
+    result.virtual_seconds = 12.0
+    recorder.finish()
+    assert [row["judged_virtual_seconds"] for row in result.validation] == [12.0]
 
 
 def test_order_of_arrival_changes_no_bit():
@@ -183,4 +216,12 @@ def test_order_of_arrival_changes_no_bit():
 
 
 def test_utilisation_of_a_clock_that_never_moved_is_whole():
-    assert mean_utilisation([0.0, 1.0], [0.0, 2.0]) == 0.75
+    assert mean_utilisation([0.0, 0.0], 0.0) == 1.0
+
+
+def test_a_rank_that_is_through_early_waits_for_the_others():
+    """Each rank counts over the run's whole duration: one that is done at 13 s of 80 s was busy for a sixth."""
+    assert mean_utilisation([13.0, 80.0], 80.0) == pytest.approx((13 / 80 + 1) / 2)
+    computing, network, waiting = where_time_went([13.0, 60.0], [0.0, 15.0], 80.0)
+    assert (computing, network, waiting) == (36.5, 7.5, 36.0)
+    assert computing + network + waiting == 80.0

@@ -142,7 +142,7 @@ class _Run:
         result = trainer.result or FitResult()
         audience.end(result)
         settled = _settled(self.experiment, result, self.folder)
-        self.save(result, model.state_dict())
+        self.save(result, {name: result.judged_state[name] for name in model.state_dict()})
         return settled
 
     def save(self, result: FitResult, state: Mapping[str, Any] | None) -> None:
@@ -209,6 +209,12 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
         "payload_bytes": result.payload_bytes,
         "target_loss": experiment.settings.target_loss,
         "collectives": result.collectives,
+        "target": result.target,
+        "judged": result.judged,
+        "mean_of_replicas_loss": result.mean_of_replicas_loss,
+        "computing_seconds": result.computing_seconds,
+        "network_seconds": result.network_seconds,
+        "waiting_seconds": result.waiting_seconds,
     }
     if result.first_non_finite_step is not None or (loss is not None and not math.isfinite(loss)):
         summary["first_non_finite_step"] = result.first_non_finite_step

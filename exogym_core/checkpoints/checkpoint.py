@@ -2,7 +2,8 @@
 
     DIR/step-00000040/
         manifest.json                             what the run is; size and SHA-256 of the other files
-        log.jsonl.gz                              what every rank has requested of the clock so far
+        log-0001.jsonl.gz                         what every rank has requested of the clock so far; after a
+                                                  restart it goes on in log-0002.jsonl.gz, and so on
         rank-0000.json, rank-0000.safetensors     rank 0's state, and so on
 
 Ranks write their files into a hidden folder as they get there in host time, and mark a row. When the clock
@@ -25,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.names import visible
-from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_checked, read_state, write_new, write_state
+from exogym_core.checkpoints.log import LogPart, LogWriter, read_logs
+from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_state, write_new, write_state
 from exogym_core.results.lock import FolderLock
 from exogym_core.results.record import RecordError
-from exogym_core.ranks.journal import Journal, requests_from_text, requests_to_text
+from exogym_core.ranks.journal import Journal
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "CheckpointWriter", "RankCheckpoints", "find_checkpoint", "run_identity"]
 
-_FORMAT = 1
-_MANIFEST, _LOG = "manifest.json", "log.jsonl.gz"
+_FORMAT = 2
+_MANIFEST = "manifest.json"
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -95,13 +97,15 @@ class Checkpoint:
         path: its step folder.
         step: steps that every rank had done.
         identity: of the run, as `run_identity` told it.
-        files: facts of its files but the manifest.
+        files: facts of its files but the manifest and the logs.
+        logs: how much of which log belongs to it.
     """
 
     path: Path
     step: int
     identity: dict[str, Any]
     files: FileFacts
+    logs: tuple[LogPart, ...] = ()
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -124,10 +128,11 @@ class Checkpoint:
             raise damaged(manifest, "its SHA-256 is another")
         if body["identity"]["format"] != _FORMAT:
             raise _differ(path, "format", body["identity"]["format"], _FORMAT)
-        for name in body["files"]:
+        logs = tuple(map(LogPart.of, body["logs"]))
+        for name in [*body["files"], *(part.name for part in logs)]:
             if not (path / name).is_file():
                 raise damaged(path / name, "it is missing")
-        return cls(path, body["step"], body["identity"], body["files"])
+        return cls(path, body["step"], body["identity"], body["files"], logs)
 
     @property
     def world_size(self) -> int:
@@ -151,24 +156,13 @@ class Checkpoint:
                     told = f"{name}: {key}"
                     raise _differ(self.path, told, mine.get(key, "absent"), other.get(key, "absent"))
 
-    def log(self) -> bytes:
-        """Its log as it was written.
+    def past(self) -> tuple[list[list[Request]], list[dict[str, Any]]]:
+        """What each rank had requested, and what had been observed of the steps before.
 
         Raises:
-            RecordError: the file is damaged.
+            RecordError: a file is missing or damaged.
         """
-        return read_checked(self.path / _LOG, self.files)
-
-    def requests(self) -> list[list[Request]]:
-        """What each rank had requested.
-
-        Raises:
-            RecordError: the file is damaged.
-        """
-        try:
-            return requests_from_text(self.log(), self.world_size)
-        except ValueError as error:
-            raise damaged(self.path / _LOG, error) from error
+        return read_logs(self.path, self.logs, self.world_size)
 
     def rank_state(self, rank: int) -> dict[str, Any]:
         """One rank's state.
@@ -281,10 +275,10 @@ class _Arriving:
 
 
 class CheckpointWriter:
-    """Completes checkpoints as their marks are played.
+    """Completes checkpoints as their marks are played, and everything before them has been observed.
 
     Args:
-        folder: where they go; it exists.
+        folder: where they go; it exists. None: nothing is kept.
         identity: of the run.
         world_size: number of ranks.
         resumed: what the run goes on from.
@@ -294,6 +288,7 @@ class CheckpointWriter:
 
     Attributes:
         journal: to run the ranks with.
+        observed: rows of an earlier part of the run.
     """
 
     def __init__(
@@ -306,27 +301,47 @@ class CheckpointWriter:
         self._folder, self._identity, self._world_size = folder, identity, world_size
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
+        self._complete: list[tuple[int, int, _Arriving]] = []  # deposits to be observed before, step
         self._resumed_step = resumed.step if resumed is not None else 0
-        self._log = resumed.log() if resumed is not None else b""
-        self.journal = Journal(past=resumed.requests() if resumed is not None else [])
-        self._num_written = [len(past) for past in self.journal.past] or [0] * world_size
-        self.close()
+        past, self.observed = resumed.past() if resumed is not None else ([], [])
+        self.journal = Journal(past)
+        self._tidy()
+        self._log: LogWriter | None = None
+        if folder is not None:
+            earlier = [(resumed.path, part) for part in resumed.logs] if resumed is not None else []
+            num_past = [len(own) for own in past] or [0] * world_size
+            self._log = LogWriter(folder, earlier, num_past)
+            self.journal.on_request = self._log.add
 
-    def add(self, marked: StampedRow) -> None:
-        """Take in a rank's row; complete the checkpoint if it was the last rank's mark.
+    def add(self, marked: StampedRow, num_deposited: int = 0) -> None:
+        """Take in a rank's row, when so many deposits have come.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
         """
         row = marked.row
-        if "checkpoint" not in row or self._folder is None or row["step"] <= self._resumed_step:
+        if "checkpoint" not in row or self._log is None or row["step"] <= self._resumed_step:
             return
         arriving = self._arriving.setdefault(row["step"], _Arriving())
         arriving.files.update(row["checkpoint"])
-        arriving.lengths[marked.rank] = len(self.journal.log[marked.rank])
+        arriving.lengths[marked.rank] = self._log.length(marked.rank)
         if len(arriving.lengths) == self._world_size:
-            del self._arriving[row["step"]]
-            for _ in self.stages(row["step"], arriving.files, arriving.lengths):
+            self._complete.append((num_deposited, row["step"], self._arriving.pop(row["step"])))
+
+    def add_observed(self, row: Mapping[str, Any]) -> None:
+        """Keep a row that was observed."""
+        if self._log is not None:
+            self._log.add_observed(row)
+
+    def settle(self, num_observed: int = 0) -> None:
+        """Complete the checkpoints that nothing is missing of, when so many deposits have been observed.
+
+        Raises:
+            RecordError: a file cannot be written; the previous checkpoint is left as it was.
+        """
+        while self._complete and self._complete[0][0] <= num_observed:
+            _, step, arriving = self._complete.pop(0)
+            for _ in self.stages(step, arriving.files, arriving.lengths):
                 pass
 
     def stages(self, step: int, files: FileFacts, lengths: Mapping[int, int]) -> Iterator[str]:
@@ -339,12 +354,17 @@ class CheckpointWriter:
             lengths: rank -> how much of its log belongs to the checkpoint.
         """
         assert self._folder is not None
+        assert self._log is not None
         unfinished, finished = self._folder / f".{_step_name(step)}", self._folder / _step_name(step)
-        new = [log[self._num_written[rank] : lengths[rank]] for rank, log in enumerate(self.journal.log)]
-        log_text = self._log + requests_to_text(new)
-        files = {**files, **write_new(unfinished / _LOG, log_text)}
+        in_order = [lengths[rank] for rank in range(self._world_size)]
+        logs = self._log.link_into(unfinished, step, in_order)
         yield "log"
-        body = {"step": step, "identity": self._identity, "files": dict(sorted(files.items()))}
+        body = {
+            "step": step,
+            "identity": self._identity,
+            "files": dict(sorted(files.items())),
+            "logs": [part.to_plain() for part in logs],
+        }
         write_new(unfinished / _MANIFEST, _manifest_text(body).encode())
         _sync_folder(unfinished)
         yield "manifest"
@@ -357,18 +377,25 @@ class CheckpointWriter:
             raise RecordError(f"{visible(finished)}: cannot be made: {error.strerror}") from error
         yield "renamed"
         _sync_folder(self._folder)
-        self._log, self._num_written = log_text, [lengths[rank] for rank in range(self._world_size)]
         yield "complete"
         for path in previous:
+            self._log.moved(path, finished)
             if path != finished:
                 _remove(path)
         yield "alone"
 
     def close(self) -> None:
         """Remove what has not been completed."""
+        if self._log is not None:
+            self._log.close()
+        self._tidy()
+
+    def _tidy(self) -> None:
         if self._folder is not None:
             for path in self._folder.glob(".step-*"):
                 shutil.rmtree(path, ignore_errors=True)
+            for path in self._folder.glob(".log-*"):
+                path.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let others make checkpoints in the folder."""

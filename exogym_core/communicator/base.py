@@ -361,6 +361,12 @@ class Communicator(ABC):
     def mark(self, row: Mapping[str, Any]) -> None:
         """Record `row`, stamped with this rank's virtual time, without waiting for that time."""
 
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Hand over `tensors`, which are this rank's no more, to who observes the run; free, and nobody waits.
+
+        Without an observer they are dropped. `note` is plain: numbers, text, lists and mappings.
+        """
+
     @contextmanager
     def off_clock(self) -> Iterator[None]:
         """Calls inside cost no virtual time and count no bytes: for logging, checkpoints, evaluation.

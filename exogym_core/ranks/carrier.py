@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from exogym_core.communicator.simulated.communicator import RankState
 from exogym_core.communicator.simulated.simulation import Simulation
 from exogym_core.ranks.failures import FirstFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.journal import Journal
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import Answer, StampedRow
     from netsim.tools.trace import Recorder
 
-__all__ = ["SECONDS_BETWEEN_ROWS", "Carrier"]
+__all__ = ["SECONDS_BETWEEN_ROWS", "Carrier", "OnDeposit"]
+
+OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
 
 # Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
 SECONDS_BETWEEN_ROWS = 0.1
@@ -31,7 +34,9 @@ class Carrier(ABC):
     Args:
         world: where it takes place.
         on_row: told of every row that a rank has marked, in order of virtual time.
-        journal: what was requested before; gets the log.
+        on_deposit: told (rank, note, tensors) of what a rank deposits for whoever looks on; the tensors are there
+            until it returns. None: nobody does.
+        journal: what was requested before; is told of every request as it is played.
         recorder: keeps what happens; None: nobody wants to know.
 
     Attributes:
@@ -45,13 +50,21 @@ class Carrier(ABC):
         self,
         world: World,
         on_row: Callable[[StampedRow], None],
+        on_deposit: OnDeposit | None,
         journal: Journal,
         recorder: Recorder | None,
     ) -> None:
+        self.on_deposit = on_deposit
         self.simulation = Simulation(
-            world, self._let_run, self._completed, self._answered, on_row, journal.past, recorder
+            world,
+            self._let_run,
+            self._completed,
+            self._answered,
+            on_row,
+            journal.past,
+            journal.on_request,
+            recorder,
         )
-        journal.log = self.simulation.kernel.log
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]

@@ -26,6 +26,8 @@ from netsim.ranks.kernel import StampedRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from exogym_core.ranks.carrier import OnDeposit
+
 __all__ = ["GlooRun", "launch_gloo", "rows_in_order", "untimed_row"]
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ def launch_gloo(
     method: str = "auto",
     intra_op_threads: int = 1,
     on_mark: Callable[[int, Mapping[str, Any]], None] | None = None,
+    on_deposit: OnDeposit | None = None,
 ) -> GlooRun[T]:
     """Run `body(comm)` on every rank, a process each, and gather what it returns.
 
@@ -73,6 +76,7 @@ def launch_gloo(
         method: how processes start: `fork`, `spawn`, or `auto` (see `Children`).
         intra_op_threads: torch's threads for one operator; forked processes can have one only.
         on_mark: called in this process with (rank, row) as rows come.
+        on_deposit: likewise with (rank, note, tensors) as ranks deposit them.
 
     Raises:
         RankError: a rank raised an exception or its process died; the message names it, and tells what
@@ -97,7 +101,7 @@ def launch_gloo(
         target = partial(_rank, body, make, intra_op_threads, seed)
         names = [f"gloo rank {rank}" for rank in range(num_ranks)]
         with Children(target, num_ranks, method=method, names=names) as children:
-            return _Gathering(children, num_ranks, on_mark).run()
+            return _Gathering(children, num_ranks, on_mark, on_deposit).run()
 
 
 @contextlib.contextmanager
@@ -130,6 +134,7 @@ def _rank(
         if rendezvous.backend == "nccl":
             rendezvous.use_gpu(rank)
         comm = GlooCommunicator.connect(rendezvous, lambda row: channel.send(("row", dict(row))))
+        comm.observed_by(lambda note, tensors: channel.send(("deposit", note, list(tensors))))
         result = body(comm)
         comm.finish()
         channel.send(("done", result, comm.traffic))
@@ -148,9 +153,13 @@ class _Gathering:
     """The parent's side of a run: takes what ranks tell until all are done or one has failed."""
 
     def __init__(
-        self, children: Children, num_ranks: int, on_mark: Callable[[int, Mapping[str, Any]], None] | None
+        self,
+        children: Children,
+        num_ranks: int,
+        on_mark: Callable[[int, Mapping[str, Any]], None] | None,
+        on_deposit: OnDeposit | None,
     ) -> None:
-        self._children, self._on_mark = children, on_mark
+        self._children, self._on_mark, self._on_deposit = children, on_mark, on_deposit
         self._results: list[Any] = [None] * num_ranks
         self._traffic = [Traffic() for _ in range(num_ranks)]
         self._rows: list[list[Mapping[str, Any]]] = [[] for _ in range(num_ranks)]
@@ -185,6 +194,10 @@ class _Gathering:
             self._rows[rank].append(what[0])
             if self._on_mark is not None:
                 self._on_mark(rank, what[0])
+            return
+        if kind == "deposit":
+            if self._on_deposit is not None:
+                self._on_deposit(rank, *what)
             return
         self._running.discard(rank)
         if kind == "done":

@@ -7,7 +7,6 @@ names, which JSON writes as lists.
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,9 +31,13 @@ from netsim.ranks.kernel import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-__all__ = ["Journal", "requests_from_text", "requests_to_text"]
+__all__ = ["Journal", "request_from_record", "request_to_line"]
+
+
+def _ignore(rank: int, request: Request) -> None:
+    """Nobody keeps it."""
 
 
 @dataclass
@@ -44,52 +47,35 @@ class Journal:
     Attributes:
         past: the requests of each rank that the kernel plays before the rank's own; empty for a run from the
             start.
-        log: the kernel's own log, which grows while the run goes on; it begins with the past.
+        on_request: told of each rank and request as it is played, beginning with the past.
     """
 
     past: list[list[Request]] = field(default_factory=list)
-    log: list[list[Request]] = field(default_factory=list)
+    on_request: Callable[[int, Request], None] = _ignore
 
 
-def requests_to_text(streams: Sequence[Sequence[Request]]) -> bytes:
-    """Compressed lines, `[rank, kind, ...]` each; texts may be concatenated.
+def request_to_line(rank: int, request: Request) -> str:
+    """A line of JSON: `[rank, kind, ...]`.
 
     Raises:
         InputError: a marked row holds something other than numbers, text, lists and mappings.
     """
-    lines = []
-    for rank, stream in enumerate(streams):
-        for request in stream:
-            try:
-                lines.append(json.dumps([rank, *_plain(request)], separators=(",", ":")))
-            except (TypeError, ValueError) as error:
-                raise InputError(
-                    f"rank {rank}, checkpoint: the row {request!r} cannot be kept ({error}); "
-                    "mark rows of numbers, text, lists and mappings"
-                ) from None
-    text = "".join(f"{line}\n" for line in lines)
-    return gzip.compress(text.encode(), compresslevel=4, mtime=0)
+    try:
+        return json.dumps([rank, *_plain(request)], separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"rank {rank}, checkpoint: the row {request!r} cannot be kept ({error}); "
+            "mark rows of numbers, text, lists and mappings"
+        ) from None
 
 
-def requests_from_text(text: bytes, num_ranks: int) -> list[list[Request]]:
-    """The streams that `requests_to_text` wrote, in one piece or several.
+def request_from_record(record: list[Any]) -> Request:
+    """The request of a line, without the rank.
 
     Raises:
-        ValueError: the text is damaged.
+        ValueError, TypeError, KeyError: it is none.
     """
-    streams: list[list[Request]] = [[] for _ in range(num_ranks)]
-    # Rows that say the same are one object, and so are calls: a log repeats itself all the time.
-    seen: dict[str, Request] = {}
-    try:
-        for line in gzip.decompress(text).decode().splitlines():
-            rank_text, _, rest = line[1:].partition(",")
-            request = seen.get(rest)
-            if request is None:
-                request = seen[rest] = _request(json.loads(f"[{rest}"))
-            streams[int(rank_text)].append(request)
-    except (OSError, EOFError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(str(error)) from error
-    return streams
+    return _request(record)
 
 
 def _plain(request: Request) -> list[Any]:

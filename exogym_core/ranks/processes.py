@@ -20,6 +20,7 @@ from exogym_core.ranks.records import (
     Answered,
     Asking,
     Blocked,
+    Deposited,
     Done,
     Ended,
     Failed,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
     from exogym_core.ranks.rank_block import Body
     from netsim.ranks.kernel import Answer, Key, StampedRow
@@ -57,10 +59,11 @@ class _ProcessRun(Carrier):
         blocks: Sequence[range],
         arenas: Sequence[Arena],
         on_row: Callable[[StampedRow], None],
+        on_deposit: OnDeposit | None,
         journal: Journal,
         recorder: Recorder | None,
     ) -> None:
-        super().__init__(world, on_row, journal, recorder)
+        super().__init__(world, on_row, on_deposit, journal, recorder)
         self._blocks, self._arenas = blocks, arenas
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._slots: dict[Key, Slot] = {}
@@ -130,6 +133,10 @@ class _ProcessRun(Carrier):
                 )
                 if not slot.done:
                     self._slots[record.key] = slot
+            case Deposited():
+                if self.on_deposit is not None:
+                    self.on_deposit(record.rank, record.note, [arena.get(ref) for ref in record.refs])
+                self._send(index, Freed(record.refs))
             case Blocked():
                 waited_for = self._slots.get(record.key)
                 if waited_for is not None:  # else its values are on their way to the child
@@ -226,6 +233,7 @@ def run_in_processes(
     processes: int,
     intra_op_threads: int,
     on_row: Callable[[StampedRow], None],
+    on_deposit: OnDeposit | None,
     journal: Journal,
     recorder: Recorder | None,
 ) -> Carrier:
@@ -248,7 +256,7 @@ def run_in_processes(
         with Children(target, processes, method=method) as children:
             for channel, arena in zip(children.channels, arenas, strict=True):
                 channel.send_fds([arena.fd])
-            run = _ProcessRun(world, blocks, arenas, on_row, journal, recorder)
+            run = _ProcessRun(world, blocks, arenas, on_row, on_deposit, journal, recorder)
             run.run(children)
             run.failure.raise_if_any()
     finally:

@@ -7,8 +7,9 @@ no rank to run; the other side answers with values. Large tensors travel through
 from __future__ import annotations
 
 import contextlib
+import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from exogym_core.ranks.records import (
     Answered,
     Asking,
     Blocked,
+    Deposited,
     Done,
     Ended,
     Failed,
@@ -136,6 +138,8 @@ class RankBlock:
             case Answered():
                 self.answers[message.rank] = message.value
                 self.turns.ready.append(message.rank)
+            case Freed():
+                self.arena.free(message.refs)
             case _:
                 return False
         return True
@@ -161,6 +165,15 @@ class RankBlock:
 
     def _tell(self, record: NamedTuple) -> None:
         self._outgoing.append(record)
+
+    def deposit(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Send tensors for the observer at once; memory of earlier ones that have been taken is used again."""
+        while select.select([self.channel], [], [], 0)[0]:
+            if not self._take_in(self.channel.recv()):
+                self.turns.aborting = True
+                self.turns.check()
+        self._tell(Deposited(rank, note, [self.arena.put(tensor) for tensor in tensors]))
+        self.flush()
 
     def block(self, rank: int, record: NamedTuple) -> None:
         """Tell the parent that `rank` waits, and give way."""
@@ -225,6 +238,10 @@ class _PipePort:
 
     def ready(self, ticket: _Ticket) -> bool:
         return ticket.done is not None
+
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        self._turns.check()
+        self._block.deposit(self._rank, note, tensors)
 
     def flush(self) -> None:
         self._block.flush()

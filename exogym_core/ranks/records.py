@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.communicator import RankState
     from exogym_core.ranks.arena import TensorRef
@@ -16,6 +18,7 @@ __all__ = [
     "Answered",
     "Asking",
     "Blocked",
+    "Deposited",
     "Done",
     "Ended",
     "Failed",
@@ -73,8 +76,16 @@ class Failed(NamedTuple):
     error: NetsimError
 
 
+class Deposited(NamedTuple):
+    """What `rank` hands over to the observer."""
+
+    rank: int
+    note: Mapping[str, Any]
+    refs: list[TensorRef]
+
+
 class Freed(NamedTuple):
-    """All local members have taken these values."""
+    """These values have been taken; to ranks too, of what they have deposited."""
 
     refs: list[TensorRef]
 

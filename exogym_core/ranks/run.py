@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator, Traffic
+    from exogym_core.ranks.carrier import OnDeposit
     from netsim.ranks.kernel import StampedRow
 
 __all__ = ["RankRun", "RunResult", "Transport", "register_transport", "run_ranks", "transport_named"]
@@ -45,6 +46,7 @@ class RunResult(Generic[T]):
         compute_seconds, exposed_seconds: virtual seconds each rank computed, and waited without computing.
         rows: what ranks marked, in order of virtual time.
         traffic: what each rank sent.
+        network_seconds: the part of `exposed_seconds` in which what a rank waited for was under way.
         collectives: the algorithms that were used, by operation; empty where nothing was simulated.
     """
 
@@ -55,6 +57,7 @@ class RunResult(Generic[T]):
     exposed_seconds: list[float]
     rows: list[StampedRow]
     traffic: list[Traffic]
+    network_seconds: list[float] = field(default_factory=list)
     collectives: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -71,6 +74,8 @@ class RankRun:
     collectives: str | Mapping[str, str] | None
     seed: int
     on_row: Callable[[StampedRow], None] | None
+    on_deposit: OnDeposit | None
+    keep_rows: bool
     journal: Journal
     trace: str | Path | None
 
@@ -134,6 +139,8 @@ def run_ranks(
     collectives: str | Mapping[str, str] | None = "auto",
     seed: int = 0,
     on_row: Callable[[StampedRow], None] | None = None,
+    on_deposit: OnDeposit | None = None,
+    keep_rows: bool = True,
     journal: Journal | None = None,
     trace: str | Path | None = None,
 ) -> RunResult[T]:
@@ -152,8 +159,9 @@ def run_ranks(
             this network; a name such as `ring`; or operation -> name. Over `gloo` they are gloo's own.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         on_row: told of every marked row while the run goes on, in order of virtual time; as they come over `gloo`.
-        journal: its past is played before what ranks request, rows included; its log is there while the run
-            goes on.
+        on_deposit: told (rank, note, tensors) of what ranks `deposit`; the tensors are there until it returns.
+        keep_rows: False: `rows` stays empty, for long runs that `on_row` takes in.
+        journal: its past is played before what ranks request, rows included; it is told of every request.
         trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.tools.trace`). Of a
             run that is cut short by an error or Ctrl-C it holds what happened until then, and a warning says so.
 
@@ -185,6 +193,8 @@ def run_ranks(
         collectives=collectives,
         seed=seed,
         on_row=on_row,
+        on_deposit=on_deposit,
+        keep_rows=keep_rows,
         journal=journal if journal is not None else Journal(),
         trace=trace,
     )
@@ -199,7 +209,8 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
     rows: list[StampedRow] = []
 
     def take_row(row: StampedRow) -> None:
-        rows.append(row)
+        if asked.keep_rows:
+            rows.append(row)
         if asked.on_row is not None:
             asked.on_row(row)
 
@@ -213,6 +224,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
             seed=asked.seed,
             intra_op_threads=spec.intra_op_threads,
             on_row=take_row,
+            on_deposit=asked.on_deposit,
             journal=asked.journal,
             recorder=recorder,
         )
@@ -226,6 +238,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
         exposed_seconds=kernel.exposed_seconds,
         rows=rows,
         traffic=[state.traffic for state in run.states],
+        network_seconds=kernel.network_seconds,
         collectives={op: sorted(names) for op, names in sorted(run.simulation.algorithms.items())},
     )
 
@@ -235,23 +248,27 @@ def _over_gloo(asked: RankRun) -> RunResult[Any]:
     from exogym_core.ranks.gloo_ranks import launch_gloo, rows_in_order, untimed_row
 
     journal, on_row = asked.journal, asked.on_row
-    past = journal.past or [[] for _ in range(asked.num_ranks)]
-    journal.log = [[request for request in own if isinstance(request, Mark)] for own in past]
-
-    def marked() -> list[StampedRow]:
-        return rows_in_order([[request.row for request in own] for own in journal.log])  # type: ignore[union-attr]
+    past = [[request.row for request in own if isinstance(request, Mark)] for own in journal.past]
+    rows = past or [[] for _ in range(asked.num_ranks)]
+    earlier = rows_in_order(rows)
 
     def take(rank: int, row: Mapping[str, Any]) -> None:
-        journal.log[rank].append(Mark(row))
+        journal.on_request(rank, Mark(row))
+        if asked.keep_rows:
+            rows[rank].append(row)
         if on_row is not None:
             on_row(untimed_row(rank, row))
 
-    for row in marked():
+    for stamped in earlier:
+        journal.on_request(stamped.rank, Mark(stamped.row))
         if on_row is not None:
-            on_row(row)
-    done = launch_gloo(asked.body, asked.num_ranks, seed=asked.seed, on_mark=take)
+            on_row(stamped)
+    done = launch_gloo(
+        asked.body, asked.num_ranks, seed=asked.seed, on_mark=take, on_deposit=asked.on_deposit
+    )
     untimed = [0.0] * asked.num_ranks
-    return RunResult(done.results, None, None, untimed, untimed, marked(), done.traffic)
+    kept = rows_in_order(rows) if asked.keep_rows else []
+    return RunResult(done.results, None, None, untimed, untimed, kept, done.traffic, untimed)
 
 
 def _loaded(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topology | None:

@@ -13,12 +13,13 @@ from netsim.files.errors import MismatchError, NetsimError
 from netsim.ranks.kernel import Key, Mark, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
     from netsim.ranks.kernel import Answer, Question, StampedRow
     from netsim.tools.trace import Recorder
@@ -39,6 +40,7 @@ class _ThreadRun(Carrier):
         intra_op_threads: int,
         nth_core: int,
         on_row: Callable[[StampedRow], None],
+        on_deposit: OnDeposit | None,
         journal: Journal,
         recorder: Recorder | None,
     ) -> None:
@@ -46,7 +48,7 @@ class _ThreadRun(Carrier):
         self.turns = Turns(
             ranks, seed, intra_op_threads, nth_core, lambda silence: self._silent(silence, ranks)
         )
-        super().__init__(world, on_row, journal, recorder)
+        super().__init__(world, on_row, on_deposit, journal, recorder)
         self.answers: dict[int, Answer] = {}
         self._next_rows = 0.0
 
@@ -133,6 +135,11 @@ class _ThreadPort:
     def ready(self, ticket: Slot) -> bool:
         return ticket.done
 
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        self._turns.check()
+        if self._run.on_deposit is not None:
+            self._run.on_deposit(self._rank, note, tensors)
+
     def flush(self) -> None:
         if self._turns.is_rank_thread(self._rank):
             self._turns.give_way_to_host(self._rank)
@@ -154,6 +161,7 @@ def run_in_threads(
     intra_op_threads: int,
     nth_core: int,
     on_row: Callable[[StampedRow], None],
+    on_deposit: OnDeposit | None,
     journal: Journal,
     recorder: Recorder | None,
 ) -> Carrier:
@@ -165,7 +173,7 @@ def run_in_threads(
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
     """
-    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, journal, recorder)
+    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, on_deposit, journal, recorder)
     try:
         run.run(body)
     except NetsimError as error:

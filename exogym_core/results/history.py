@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib
 import math
+from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.rounds import Rounds
+from exogym_core.results.target import Judged, reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
     from netsim.ranks.kernel import StampedRow
 
-__all__ = ["FitResult", "Recorder", "mean_utilisation", "perplexity"]
+__all__ = ["FitResult", "Recorder", "mean_utilisation", "perplexity", "where_time_went"]
 
 Row = dict[str, Any]
 
@@ -47,18 +48,29 @@ class FitResult:
             bytes_sent, payload_bytes, wan_bytes, compute_utilisation. Losses are means over all samples of
             all ranks, bytes are sums over ranks from the start (payload_bytes: the mean, each encoded message
             once), seconds are when the last rank was through.
-        validation: a row an evaluation: step, local_loss, local_perplexity (rank 0's model), global_loss,
-            global_perplexity and accuracy (the mean of all ranks' models), virtual_seconds of that step.
+        validation: a row an evaluation: step, local_loss, local_perplexity (the lowest present rank's model),
+            global_loss, global_perplexity (the mean of all present ranks' models, which nobody need have),
+            virtual_seconds of that step; judged_loss and accuracy of the judged model, judged_step and
+            judged_virtual_seconds, when that model came to exist.
         correlation: a row a comparison of the replicas: step, correlation.
         rank_states: every rank's final state_dict, on the CPU.
         virtual_seconds: when the last rank ended; None without a topology.
         bytes_sent, wan_bytes: sums over ranks. payload_bytes: a rank's encoded messages, their mean.
-        compute_utilisation: computing / all virtual seconds, mean over ranks; None without a topology.
+        compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         collectives: the algorithms by which collectives went over the simulated network, by operation.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
-        target_loss, virtual_seconds_to_target: what was asked for, and when an evaluation of the mean model
-            first reached it; None if never.
-        final_loss, accuracy: the final mean model's, on the evaluation samples; None if there are none.
+        computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
+            ranks which sum to them: computing; waiting for bytes that were under way; waiting for those who had
+            not come yet, or after the rank's own end. None without a topology.
+        judged: which model is judged: "replica", "outer", "local", "server" or "own".
+        judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
+            buffers that a state_dict leaves out are there under their names.
+        mean_state: that of the mean of all present ranks' models, which costs no virtual time and is not judged.
+        target_loss, virtual_seconds_to_target: what was asked for, and when the first judged model that reached it
+            came to exist; None if none did, or without a topology.
+        target: "held", "touched" or "missed", see `exogym_core.results.target:reach`; None where nothing was asked.
+        final_loss, accuracy: the judged model's at the end, on the evaluation samples; None if there are none.
+        mean_of_replicas_loss: the mean model's at the end, a diagnostic.
         minibatch_size: samples a forward pass, as it was settled.
         compute: the compute time as it was settled, in the form of an experiment; None where it is free.
         dropped_peers: absences of ranks that rounds went on without, see `exogym_core.results.rounds:Rounds`; None
@@ -78,7 +90,7 @@ class FitResult:
     history: list[Row] = field(default_factory=list)
     validation: list[Row] = field(default_factory=list)
     correlation: list[Row] = field(default_factory=list)
-    rank_states: list[dict[str, Tensor]] = field(default_factory=list)
+    rank_states: list[dict[str, Any]] = field(default_factory=list)
     virtual_seconds: float | None = None
     bytes_sent: int = 0
     payload_bytes: int = 0
@@ -87,10 +99,18 @@ class FitResult:
     collectives: dict[str, list[str]] = field(default_factory=dict)
     compute_seconds: list[float] = field(default_factory=list)
     exposed_seconds: list[float] = field(default_factory=list)
+    computing_seconds: float | None = None
+    network_seconds: float | None = None
+    waiting_seconds: float | None = None
+    judged: str = "replica"
+    judged_state: dict[str, Any] = field(default_factory=dict, repr=False)
+    mean_state: dict[str, Any] = field(default_factory=dict, repr=False)
     target_loss: float | None = None
+    target: str | None = None
     virtual_seconds_to_target: float | None = None
     final_loss: float | None = None
     accuracy: float | None = None
+    mean_of_replicas_loss: float | None = None
     minibatch_size: int | None = None
     compute: dict[str, Any] | None = None
     first_non_finite_step: int | None = None
@@ -123,7 +143,8 @@ class Recorder:
     ) -> None:
         self._result, self._timed, self._listeners = result, timed, listeners
         self._steps: dict[int, list[StampedRow]] = {}
-        self._validation: dict[int, Row] = {}
+        self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
+        self._judged: list[Judged] = []
         self._examples = 0
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
         self.rounds = Rounds(result.num_nodes)
@@ -141,13 +162,6 @@ class Recorder:
             ranks.append(marked)
             if len(ranks) == self._result.num_nodes:
                 self._finish_step(self._steps.pop(row["step"]))
-        elif "checkpoint" in row:
-            return
-        elif "correlation" in row:
-            self._result.correlation.append(dict(row))
-            self._tell("correlation", dict(row))
-        else:
-            self._evaluated(marked)
 
     def _tell(self, kind: str, row: Row) -> None:
         for listener in self._listeners:
@@ -182,8 +196,7 @@ class Recorder:
         result.virtual_seconds = merged["virtual_seconds"]
         result.compute_utilisation = merged["compute_utilisation"]
         self._tell("step", merged)
-        if step in self._validation:
-            self._finish_validation(step)
+        self._take_evaluations()
 
     def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """What all ranks have sent, one row each; noted in the result."""
@@ -201,51 +214,90 @@ class Recorder:
         if self.rounds.has_any:
             self._traffic(list(self._newest.values()))
             result.dropped_peers = self.rounds.dropped_peers
+        self._take_evaluations(at_end=True)
+        if result.target_loss is not None and self._judged:
+            reached = reach(self._judged, result.target_loss)
+            result.target, result.virtual_seconds_to_target = reached.target, reached.seconds
 
     def _utilisation(self, ranks: list[StampedRow]) -> float | None:
         if not self._timed:
             return None
         return mean_utilisation(
-            [marked.compute_seconds for marked in ranks], [marked.virtual_seconds for marked in ranks]
+            [marked.compute_seconds for marked in ranks], max(marked.virtual_seconds for marked in ranks)
         )
 
-    def _evaluated(self, marked: StampedRow) -> None:
-        step = marked.row["step"]
-        self._validation.setdefault(step, {}).update(marked.row)
-        self._finish_validation(step)
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Take in what was seen of the models; rows come in order of steps."""
+        if "correlation" in row:
+            self._result.correlation.append(dict(row))
+            self._tell("correlation", dict(row))
+        else:
+            self._observed.append(row)
+            self._take_evaluations()
 
-    def _finish_validation(self, step: int) -> None:
-        """Append the evaluation once both losses and the step's own row are there."""
-        row, history = self._validation[step], self._result.history
-        is_past = step == 0 or (bool(history) and history[-1]["step"] >= step)
-        if not is_past or not {"local_loss", "global_loss"} <= row.keys():
-            return
-        seconds = None
-        if self._timed:
-            seconds = history[step - 1]["virtual_seconds"] if step else 0.0
+    def _take_evaluations(self, at_end: bool = False) -> None:
+        """Append the evaluations whose steps have been merged; where the run ends, those of models made then."""
+        while self._observed:
+            row = self._observed[0]
+            steps = [row["step"], row["judged_step"]]
+            if not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
+                return
+            self._observed.popleft()
+            self._evaluated(row)
+
+    def _is_past(self, step: int) -> bool:
+        history = self._result.history
+        return step == 0 or (bool(history) and history[-1]["step"] >= step)
+
+    def _seconds_at(self, step: int | None) -> float | None:
+        """When all were through with a step; None stands for the end."""
+        history = self._result.history
+        if not self._timed or step is None:
+            return self._result.virtual_seconds
+        if not step:
+            return 0.0
+        place = bisect_left(history, step, key=lambda merged: int(merged["step"]))
+        return float(history[min(place, len(history) - 1)]["virtual_seconds"]) if history else None
+
+    def _evaluated(self, row: Mapping[str, Any]) -> None:
+        result, seconds = self._result, self._seconds_at(row["judged_step"])
         finished = {
-            "step": step,
+            "step": row["step"],
             "local_loss": row["local_loss"],
             "local_perplexity": perplexity(row["local_loss"]),
             "global_loss": row["global_loss"],
             "global_perplexity": perplexity(row["global_loss"]),
-            "virtual_seconds": seconds,
+            "virtual_seconds": self._seconds_at(row["step"]),
+            "judged_loss": row["judged_loss"],
+            "judged_virtual_seconds": seconds,
+            "judged_step": row["step"] if row["judged_step"] is None else row["judged_step"],
             "accuracy": row["accuracy"],
         }
-        del self._validation[step]
-        result = self._result
+        self._judged.append(Judged(row["judged_version"], seconds, row["judged_loss"]))
         result.validation.append(finished)
-        result.final_loss, result.accuracy = finished["global_loss"], finished["accuracy"]
-        reached = result.target_loss is not None and finished["global_loss"] <= result.target_loss
-        if reached and result.virtual_seconds_to_target is None:
-            result.virtual_seconds_to_target = seconds
+        result.final_loss, result.accuracy = row["judged_loss"], row["accuracy"]
+        result.mean_of_replicas_loss = row["global_loss"]
         self._tell("validation", finished)
 
 
-def mean_utilisation(compute_seconds: list[float], virtual_seconds: list[float]) -> float:
-    """Computing / all virtual seconds, mean over ranks; 1 for a rank whose clock has not moved."""
-    shares = [
-        computed / total if total else 1.0
-        for computed, total in zip(compute_seconds, virtual_seconds, strict=True)
+def mean_utilisation(compute_seconds: Sequence[float], virtual_seconds: float) -> float:
+    """Computing / the virtual seconds that all ranks had, mean over ranks; 1 for a clock that has not moved."""
+    if not virtual_seconds:
+        return 1.0
+    return sum(compute_seconds) / len(compute_seconds) / virtual_seconds
+
+
+def where_time_went(
+    compute_seconds: Sequence[float], network_seconds: Sequence[float], virtual_seconds: float
+) -> tuple[float, float, float]:
+    """Seconds of computing, of the network and of waiting for others, means over ranks that sum to the run's.
+
+    A rank that ends before the others waits from then on; what one does after the others' end does not count.
+    """
+    computing = [min(seconds, virtual_seconds) for seconds in compute_seconds]
+    network = [
+        min(seconds, virtual_seconds - busy) for seconds, busy in zip(network_seconds, computing, strict=True)
     ]
-    return sum(shares) / len(shares)
+    num_ranks = len(computing)
+    means = sum(computing) / num_ranks, sum(network) / num_ranks
+    return *means, max(virtual_seconds - sum(means), 0.0)

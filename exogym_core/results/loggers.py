@@ -33,6 +33,9 @@ X_AXES: Mapping[str, str] = {
 """What `log_x_axis` can be -> the column."""
 
 
+_MOST_STEPS_BEHIND = 4096
+
+
 class Logger(Protocol):
     """Takes a run's rows as they come."""
 
@@ -119,14 +122,19 @@ class WandbLogger:
         self._run.define_metric(self._axis)
         self._run.define_metric("*", step_metric=self._axis)
         self._examples = 0
+        self._examples_at: dict[int, int] = {0: 0}  # of steps that may yet be told to have been judged
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """Log the row's numbers."""
-        self._examples = row.get("examples_trained", self._examples)
+        """Log the row's numbers; what is seen of a model may come when more steps have been done."""
+        if "examples_trained" in row:
+            self._examples = self._examples_at[row["step"]] = row["examples_trained"]
+            if len(self._examples_at) > _MOST_STEPS_BEHIND:
+                del self._examples_at[next(iter(self._examples_at))]
+        examples = self._examples_at.get(row["step"], self._examples)
         if row["step"] <= self._last_step:
             return
         numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        self._run.log({"examples_trained": self._examples, **numbers})
+        self._run.log({"examples_trained": examples, **numbers})
 
     def close(self) -> None:
         """Finish the wandb run."""

@@ -52,7 +52,7 @@ TRAIN_COLUMNS = (
 
 VALIDATION_COLUMNS = (
     *("step", "local_loss", "local_perplexity", "global_loss", "global_perplexity"),  # EXO Gym's
-    "virtual_seconds",
+    *("virtual_seconds", "judged_loss", "judged_virtual_seconds", "judged_step"),
 )
 """First columns of a strategy's validation metrics."""
 

@@ -16,6 +16,7 @@ class StepContext:
     """A step as this rank does it; whoever runs the loop hands it to `Strategy.begin_step`.
 
     Attributes:
+        number: of the step, from 0.
         weight: samples of this rank in this step over the mean of all ranks'. Strategies that average gradients
             weigh this rank's with it.
         samples: of this rank.
@@ -23,6 +24,7 @@ class StepContext:
         last_micro_batch: whether the backward pass that is under way, or just over, completes the gradient.
     """
 
+    number: int = 0
     weight: float = 1.0
     samples: int = 0
     scaler: torch.amp.GradScaler | None = None

@@ -7,22 +7,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.data.batches import batch_reader, move_batch
 from exogym_core.data.draws import Draws
 from exogym_core.data.samples import EpochOrder
-from exogym_core.ranks.rng import RandomStates
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.ranks.rng import RandomStates, seed_device
+from exogym_core.training.trial import as_mean_loss
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from exogym_core.communicator.base import Communicator, Handle
-
-__all__ = ["PRECISIONS", "Evaluation", "FlatState", "autocast_to", "correlation_of", "kept_rng"]
+__all__ = ["PRECISIONS", "Evaluation", "autocast_to", "kept_rng"]
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """What `autocast` can be, by name."""
@@ -47,7 +45,7 @@ def autocast_to(precision: str | None, device: torch.device) -> AbstractContextM
 
 
 class Evaluation:
-    """Losses on the same samples every time.
+    """Losses on the same samples every time, with the same random numbers where a model draws some.
 
     Args:
         dataset: to take samples from.
@@ -74,7 +72,7 @@ class Evaluation:
         collate: Callable[[list[Any]], Any] | None = None,
         autocast: str | None = None,
     ) -> None:
-        self._device, self._accuracy, self._autocast = device, accuracy, autocast
+        self._device, self._accuracy, self._autocast, self._seed = device, accuracy, autocast, seed
         # Every rank that judges reads for itself: what is drawn in doing so is the same on all of them.
         with kept_rng(device), Draws(dataset, seed).at(_ORDER_STREAM):
             batches = _fixed_batches(dataset, val_size, batch_size, seed, collate)
@@ -85,7 +83,7 @@ class Evaluation:
 
     def loss(self, model: nn.Module) -> float:
         """Mean loss over the samples, each counting once, in evaluation mode."""
-        return self._mean(model, lambda batch: float(model(batch)))
+        return self._mean(model, lambda batch: float(as_mean_loss(model(batch), "evaluation")))
 
     def accuracy(self, model: nn.Module) -> float | None:
         """Fraction of the samples right, None where no measure was given."""
@@ -99,6 +97,8 @@ class Evaluation:
             torch.no_grad(),
             autocast_to(self._autocast, self._device),
         ):
+            RandomStates(self._seed, _ORDER_STREAM).load()
+            seed_device(self._device, self._seed, _ORDER_STREAM)
             model.eval()
             try:
                 total = sum(measure(batch) * samples for batch, samples in self._batches)
@@ -123,50 +123,3 @@ def _fixed_batches(
     order = EpochOrder(len(dataset), True, seed, _ORDER_STREAM)  # type: ignore[arg-type]
     read = batch_reader(dataset, collate)
     return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:val_size], batch_size)]
-
-
-class FlatState:
-    """A model's parameters and buffers as one flat tensor a dtype, to be sent whole.
-
-    Averages are taken of floating values only; whole numbers and truth values (counters, masks) have no mean
-    and stay each model's own.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-        self._buckets = plan_buckets(self._tensors)
-
-    def _members(self, floating: bool) -> list[list[Tensor]]:
-        members = [[self._tensors[index] for index in bucket] for bucket in self._buckets]
-        return [bucket for bucket in members if bucket[0].is_floating_point() or not floating]
-
-    def broadcast(self, comm: Communicator, src: int = 0) -> None:
-        """Make every rank's model rank `src`'s."""
-        for bucket in self._members(floating=False):
-            write_back(comm.broadcast(flatten(bucket), src), bucket)
-
-    def post_average(self, comm: Communicator, dst: int) -> list[Handle[Tensor]]:
-        """Send this model's values towards their mean on rank `dst`; one handle a dtype."""
-        return [comm.reduce(flatten(bucket), dst, "avg", async_op=True) for bucket in self._members(True)]
-
-    def receive(self, handles: Sequence[Handle[Tensor]]) -> None:
-        """Wait for `post_average`'s handles, on rank `dst`, and make this model the mean."""
-        for handle, bucket in zip(handles, self._members(True), strict=True):
-            write_back(handle.wait(), bucket)
-
-    def parameters(self) -> Tensor:
-        """All floating values in one flat double tensor on the CPU."""
-        return torch.cat([flatten(bucket).double().cpu() for bucket in self._members(True)])
-
-
-def correlation_of(replicas: Sequence[Tensor]) -> float:
-    """Mean Pearson correlation over all pairs of replicas: 1 where they agree, less as they drift apart.
-
-    `nan` for a single replica, which has no pair, and for constant ones.
-    """
-    count = len(replicas)
-    if count < 2:
-        return float("nan")
-    matrix = torch.corrcoef(torch.stack(list(replicas)))
-    pairs = torch.triu_indices(count, count, offset=1)
-    return float(matrix[pairs[0], pairs[1]].mean())

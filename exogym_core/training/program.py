@@ -9,6 +9,7 @@ import os
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,17 @@ from exogym_core.data.samples import (
 )
 from exogym_core.names import visible
 from exogym_core.ranks.rng import seed_device
+from exogym_core.training.deposits import Looks
 from exogym_core.training.evaluation import Evaluation, kept_rng
+from exogym_core.training.learner import StepCost, TorchLearner
+from exogym_core.training.loop import Loop, RankOutcome
 from exogym_core.training.minibatch import fitting_size
-from exogym_core.training.node import LoopSettings, NodeOutcome, TrainNode
+from exogym_core.training.observer import Observer
 from exogym_core.training.trial import first_batch, refuse_wrong_parts
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -182,43 +186,57 @@ class Program:
 
     # --- on a rank -----------------------------------------------------------------------------------------
 
-    def __call__(self, comm: Communicator) -> NodeOutcome:
+    def __call__(self, comm: Communicator) -> RankOutcome:
         """Train on this rank."""
         remarks: list[str] = []
-        outcome = self.node(comm, remarks).train()
+        outcome = self.loop(comm, remarks).run()
         return replace(outcome, remarks=tuple(remarks))
 
-    def node(self, comm: Communicator, remarks: list[str]) -> TrainNode:
-        """This rank's node, ready to start; what the user should be warned of is added to `remarks`."""
+    def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
+        """This rank's loop, ready to start; what the user should be warned of is added to `remarks`."""
         request, device = self.request, self.request.device_of(comm.rank)
         seed_device(device, request.seed, comm.rank)
         data = self._shared_source(comm.rank) if self.is_shared else self._own_source(comm, remarks)
         data.num_epochs = request.num_epochs
+        max_steps = request.limit(data.steps_per_epoch)
         if self.checkpoints.resumed is not None:
-            self._refuse_fewer_steps(request.limit(data.steps_per_epoch), self.checkpoints.resumed)
-        evaluates = self.val_dataset is not None and request.val_size > 0
-        settings = LoopSettings(
-            max_steps=request.limit(data.steps_per_epoch),
-            batch_size=request.batch_size,
-            val_interval=request.val_interval if evaluates else None,
-            correlation_interval=request.correlation_interval,
-            autocast=request.autocast,
-            scale_with_samples=self.compute is not None and self.compute.kind == "flops",
-            seed=request.seed,
-        )
-        strategy = copy.deepcopy(request.strategy)
+            self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
+        strategy, model = copy.deepcopy(request.strategy), copy.deepcopy(self.model).to(device)
         strategy.coding = self.compute.coding if self.compute is not None else None
-        may_judge = request.strategy.leaves_behind or comm.rank in (0, comm.world_size - 1)
-        return TrainNode(
+        by_flops = self.compute is not None and self.compute.kind == "flops"
+        cost = StepCost(self._durations(comm.rank), request.batch_size, scale_with_samples=by_flops)
+
+        def make_learner() -> TorchLearner:
+            return TorchLearner(
+                model, comm, strategy.before_backward, cost, request.autocast, strategy.overlaps_backward
+            )
+
+        return Loop(
             comm,
-            copy.deepcopy(self.model).to(device),
+            model,
             strategy,
             data,
-            settings,
-            self._durations(comm.rank),
-            self._evaluation(device) if evaluates and may_judge else None,
-            self.checkpoints,
+            make_learner,
+            max_steps,
+            seed=request.seed,
+            looks=Looks(request.val_interval if self.evaluates else None, request.correlation_interval),
+            checkpoints=self.checkpoints,
         )
+
+    # --- who looks on --------------------------------------------------------------------------------------
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether models are judged."""
+        return self.val_dataset is not None and self.request.val_size > 0
+
+    def observer(
+        self, tell: Callable[[Mapping[str, Any]], None], known: Sequence[Mapping[str, Any]]
+    ) -> Observer:
+        """What judges the run's models; `tell` is told of rows, `known` are those of an earlier part."""
+        device = self.request.device_of(0)
+        make = partial(self._evaluation, device) if self.evaluates else None
+        return Observer(self.model, device, make, tell, known)
 
     def _durations(self, rank: int) -> StepDurations | None:
         request, compute = self.request, self.compute

@@ -9,15 +9,15 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.resumption import begin_checkpoints, find_resumed
-from exogym_core.communicator import run_ranks
-from exogym_core.ranks.torchrun import join_run, torchrun_rank
-from exogym_core.results.history import FitResult, Recorder, mean_utilisation
+from exogym_core.ranks.torchrun import torchrun_rank
+from exogym_core.results.history import FitResult, Recorder
 from exogym_core.results.loggers import make_loggers
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
-from exogym_core.training.node import NodeOutcome
 from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
+from exogym_core.training.session import Session
+from exogym_core.training.snapshot import load_whole_state
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import Dataset
 
-    from exogym_core.checkpoints.checkpoint import CheckpointWriter
     from exogym_core.cost.compute import Compute
-    from exogym_core.ranks.run import RunResult
     from exogym_core.ranks.spec import WorkerSpec
     from exogym_core.strategy.base import Strategy
-    from netsim.ranks.kernel import StampedRow
+    from exogym_core.training.loop import RankOutcome
     from netsim.topology.topology import Topology
 
 __all__ = ["LocalTrainer", "Trainer"]
@@ -135,10 +133,12 @@ class Trainer:
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
         **others: Any,
     ) -> nn.Module:
-        """Train, and return a new model: the mean of all ranks' models.
+        """Train, and return a new model: the mean of all ranks' models, as EXO Gym does.
 
-        Floating parameters and buffers are averaged; whole-number and truth-value buffers are rank 0's. The
-        model's `fit_result`, and this trainer's `result`, hold history, seconds, bytes and rank states.
+        Floating parameters and buffers are averaged; whole-number and truth-value buffers are rank 0's. This mean
+        costs no virtual time, and between a strategy's rounds it is a model that nobody has: targets, tables and
+        verdicts judge the one that could be shipped, which is in `fit_result.judged_state`. The model's
+        `fit_result`, and this trainer's `result`, hold history, seconds, bytes and rank states.
 
         Args:
             num_epochs: passes over the training set; one where neither this nor `max_steps` is given.
@@ -179,12 +179,13 @@ class Trainer:
             transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started us); or one
                 that was registered (`exogym_core.ranks.run`).
             workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
-            target_loss: `virtual_seconds_to_target` tells when the mean model first reached it.
+            target_loss: `virtual_seconds_to_target` tells when the first judged model that reached it came to exist,
+                and `target` whether the loss was held.
             resume_from: a folder of checkpoints; goes on from its newest, or from the start where there is none
                 yet, to the same bits as without an interruption; new checkpoints go there too. All other
                 arguments must be those of the interrupted run, but for its length and `workers`.
             trace: a file to write what happened to, for Perfetto, such as `trace.json.gz`; costs no virtual time.
-            accuracy: `f(model, batch) -> fraction right`, for the mean model.
+            accuracy: `f(model, batch) -> fraction right`, for the judged model.
             on_event: called with every finished row, with its `kind`, while the run goes on.
             others: the options that `exogym_core.training.options` has besides; unknown ones are refused.
 
@@ -214,10 +215,11 @@ class Trainer:
             num_nodes=request.num_nodes,
             max_steps=program.known_max_steps() or 0,
             target_loss=request.target_loss,
+            judged=request.strategy.judged,
         )
-        average = _run(program, result)
+        _run(program, result)
         model = copy.deepcopy(self.model)
-        model.load_state_dict(average)
+        load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]
         return model
 
@@ -235,8 +237,8 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
     return of_fit if of_fit is not None else of_trainer
 
 
-def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
-    """Run all ranks, fill `result`, and return the mean model's state."""
+def _run(program: Program, result: FitResult) -> None:
+    """Run all ranks and fill `result`."""
     resumed = find_resumed(program)
     program.prepare()
     request = program.request
@@ -254,58 +256,17 @@ def _run(program: Program, result: FitResult) -> dict[str, torch.Tensor]:
     # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
     program.request = replace(request, on_event=None)
     try:
-        run = _run_ranks(program, recorder, checkpoints, started_rank is not None)
+        outcomes = Session(program, recorder, checkpoints, started_rank is not None).run(result)
     finally:
         recorder.finish()
         checkpoints.close()
         checkpoints.release()
         for logger in loggers:
             logger.close()
-    result.collectives = run.collectives
-    result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
-    if not recorder.rounds.has_any:  # else it ended without those who were left behind
-        result.virtual_seconds = run.virtual_seconds
-    if run.rank_virtual_seconds is not None:
-        result.compute_utilisation = mean_utilisation(run.compute_seconds, run.rank_virtual_seconds)
-    return _conclude(run.results, result)
+    _conclude(outcomes, result)
 
 
-def _run_ranks(
-    program: Program, recorder: Recorder, checkpoints: CheckpointWriter, joins: bool
-) -> RunResult[NodeOutcome]:
-    request = program.request
-
-    def take(row: StampedRow) -> None:
-        recorder.add(row)
-        checkpoints.add(row)
-
-    if joins:
-        joined: RunResult[Any] = join_run(lambda comm: vars(program(comm)), request.seed)
-        run = replace(joined, results=[NodeOutcome(**outcome) for outcome in joined.results])
-    else:
-        run = run_ranks(
-            program,
-            request.num_nodes,
-            request.topology,
-            request.transport,
-            program.workers(),
-            placement=request.placement,
-            protocol=request.protocol,
-            collectives=request.collectives,
-            seed=request.seed,
-            trace=request.trace,
-            on_row=take if request.carrier.has_clock else checkpoints.add,
-            journal=checkpoints.journal,
-        )
-    if not request.carrier.has_clock:
-        for row in run.rows:
-            recorder.add(row)
-    return run
-
-
-def _conclude(outcomes: Sequence[NodeOutcome], result: FitResult) -> dict[str, torch.Tensor]:
-    result.rank_states = [outcome.state for outcome in outcomes]
-    result.max_steps = outcomes[0].max_steps
+def _conclude(outcomes: Sequence[RankOutcome], result: FitResult) -> None:
     result.complete = True
     for remark in dict.fromkeys(remark for outcome in outcomes for remark in outcome.remarks):
         warnings.warn(remark, UserWarning, stacklevel=4)
@@ -316,6 +277,3 @@ def _conclude(outcomes: Sequence[NodeOutcome], result: FitResult) -> dict[str, t
             UserWarning,
             stacklevel=4,
         )
-    average = next(outcome.average for outcome in reversed(outcomes) if outcome.average is not None)
-    first = outcomes[0].state
-    return {name: value if value.is_floating_point() else first[name] for name, value in average.items()}

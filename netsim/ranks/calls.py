@@ -34,6 +34,8 @@ class _InFlight:
     cancel: Cancel
     done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
     posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
+    num_posted: int = 0
+    last_posted_at: float = 0.0
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     num_waited: int = 0
     is_off: bool = False  # ended undone
@@ -92,6 +94,8 @@ class Calls:
         if flight.is_off:
             flight.done_at[rank] = on_grid(self._clock.now)
             return
+        flight.num_posted += 1
+        flight.last_posted_at = self._clock.now
         if self._on_span is not None:
             flight.posted_at[rank] = self._clock.now
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
@@ -184,9 +188,14 @@ class Calls:
             following, post = lane[self._width - 1]
             following.enter(post.member, post.call)
 
-    def wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, None]:
-        """Wait until the call is over for this rank."""
-        flight = self._in_flight[key]
+    def wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, float]:
+        """Wait until the call is over for this rank.
+
+        Returns:
+            The seconds of it that were the network's: all but those until the last member had posted, where the
+            call did not end for this rank before.
+        """
+        flight, begin = self._in_flight[key], self._clock.now
         if rank not in flight.done_at:
             self._asleep[rank] = flight.call
             sleeper = flight.sleepers[rank] = self._clock.event()
@@ -197,6 +206,8 @@ class Calls:
         flight.num_waited += 1
         if flight.num_waited == len(flight.call.ranks):
             del self._in_flight[key]
+        has_come = flight.num_posted == len(flight.call.ranks)
+        return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
 
     # --- looking --------------------------------------------------------------------------------------------
 

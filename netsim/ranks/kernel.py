@@ -124,12 +124,15 @@ class Kernel:
         reach: tells who reaches whom, and brings what is fetched.
         on_older: called with a group and the numbers of its published state that may be asked for yet, the
             newest and older ones on their way; newer numbers have not been published at this time.
+        on_request: told of every rank and request as it is played, questions with nothing left open: played again
+            from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
+            kept here.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
-        log: what every rank has requested so far, with nothing left open: played again from the start by a
-            fresh kernel, it brings that kernel to the same instant and state.
         compute_seconds, exposed_seconds, end_seconds: per rank.
+        network_seconds: per rank the part of `exposed_seconds` in which what it waited for was under way; in the
+            rest it waited for members who had not come yet.
     """
 
     def __init__(
@@ -148,16 +151,17 @@ class Kernel:
         hosts: Sequence[int] = (),
         reach: Reach | None = None,
         on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
+        on_request: Callable[[int, Request], None] = lambda rank, request: None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
-        self.log: list[list[Request]] = [[] for _ in range(num_ranks)]
         self.compute_seconds = [0.0] * num_ranks
         self.exposed_seconds = [0.0] * num_ranks
         self.end_seconds = [0.0] * num_ranks
+        self.network_seconds = [0.0] * num_ranks
         self._refill = refill
         self._answer = answer
-        self._on_row = on_row
+        self._on_row, self._keep = on_row, on_request
         self._blame = blame
         self._diary = Diary(self.clock, on_span)
         self._downtime, self._hosts = downtime, hosts
@@ -236,19 +240,20 @@ class Kernel:
         return stream.popleft()
 
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
-        log, clock = self.log[rank], self.clock
+        keep, clock = self._keep, self.clock
         while True:
             request = self._read(rank)
             if self._is_down(rank):
                 yield from self._until_up(rank)
             if isinstance(request, Post):
-                log.append(request)
+                keep(rank, request)
                 self._calls.post(rank, request)
             elif isinstance(request, Wait):
-                log.append(request)
-                yield from self._wait(rank, self._calls.op(request.key), self._calls.wait(rank, request.key))
+                keep(rank, request)
+                play = self._calls.wait(rank, request.key)
+                self.network_seconds[rank] += yield from self._wait(rank, self._calls.op(request.key), play)
             elif isinstance(request, Advance):
-                log.append(request)
+                keep(rank, request)
                 if not 0 <= request.seconds < math.inf:
                     raise InputError(
                         f"rank {rank}: advance: got {request.seconds} seconds; give a finite time"
@@ -258,19 +263,19 @@ class Kernel:
                 if seconds:
                     yield from self._compute(rank, seconds)
             elif isinstance(request, Mark):
-                log.append(request)
+                keep(rank, request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
                 self._on_row(StampedRow(rank, *times, request.row))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
             elif isinstance(request, Join | Confirm | Fetch | Take | FirstSent | Withdraw):
-                log.append(request._replace(is_past=True))
+                keep(rank, request._replace(is_past=True))
                 yield from self._question(rank, request)
             elif isinstance(request, Publish):
-                log.append(request)
+                keep(rank, request)
                 self._meetings.publish(rank, request)
             elif isinstance(request, Put):
-                log.append(request)
+                keep(rank, request)
                 self._mailboxes.put(request)
             else:
                 self.end_seconds[rank] = clock.now
@@ -300,7 +305,10 @@ class Kernel:
                 play = _at_once(self._calls.withdraw(question.key))
         name = type(question).__name__.lower()
         self._asking[rank] = f"in {name}"
+        begin = self.clock.now
         answer = yield from self._wait(rank, name, play)
+        if isinstance(question, Fetch):
+            self.network_seconds[rank] += self.clock.now - begin
         del self._asking[rank]
         if answer is None:  # of a Fetch
             self._lost.add(rank)

@@ -18,8 +18,7 @@ from exogym_core.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.data.samples import Source
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
-from exogym_core.training import node
-from exogym_core.training.node import TrainNode
+from exogym_core.training import loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +110,7 @@ def last_checkpoint(result: FitResult) -> Any:
     states = [checkpoint.rank_state(rank) for rank in range(NUM_NODES)]
     logs = [
         [request for request in log if "checkpoint" not in getattr(request, "row", {})]
-        for log in checkpoint.requests()
+        for log in checkpoint.past()[0]
     ]
     return checkpoint.step, digest(states), repr(logs)
 
@@ -182,11 +181,11 @@ def forget(*_: object) -> None:
 
 
 PLANTED: dict[str, tuple[Any, str]] = {
-    "random streams": (node, "restore_random_streams"),
+    "random streams": (loop, "restore_random_streams"),
     "the place in the data": (Source, "load_state_dict"),
     "the communicator's counters": (SimulatedCommunicator, "load_state_dict"),
     "the optimizers": (Strategy, "load_state_dict"),
-    "buffers": (TrainNode, "_passing_buffers"),
+    "buffers": (loop, "passing_buffers"),
     "that the clock has heard it": (SimulatedCommunicator, "repeating"),
 }
 
@@ -204,8 +203,8 @@ def test_the_law_sees_what_is_forgotten(
     stopped = fit(TalksInSetup(H=3), 5, checkpoint_interval=1, save_dir=folder)
     owner, name = PLANTED[forgotten]
     replacement: Any = forget
-    if name == "_passing_buffers":
-        replacement = lambda node: []  # noqa: E731
+    if name == "passing_buffers":
+        replacement = lambda model: {}  # noqa: E731
     elif name == "repeating":
         replacement = SimulatedCommunicator.counted_as
         monkeypatch.setattr(owner, name, lambda comm: replacement(comm, 0))

@@ -22,6 +22,8 @@ from exogym_core.communicator.gloo.wire import Wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch import Tensor
+
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.gloo.rendezvous import ProcessGroups, Rendezvous
 
@@ -38,6 +40,7 @@ class GlooRank:
     Attributes:
         rendezvous: its way to the others.
         on_mark: receives what is marked.
+        on_deposit: receives what is deposited.
         traffic: what it has sent, in all its groups.
         off_clock: calls are not counted now.
         start_seconds: when it began, by `time.monotonic`.
@@ -49,6 +52,7 @@ class GlooRank:
 
     rendezvous: Rendezvous
     on_mark: Callable[[Mapping[str, Any]], None]
+    on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None] = lambda note, tensors: None
     traffic: Traffic = field(default_factory=Traffic)
     off_clock: bool = False
     start_seconds: float = field(default_factory=time.monotonic)

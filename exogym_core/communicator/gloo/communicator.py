@@ -28,6 +28,8 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from exogym_core.communicator.gloo.wire import Wire
+
 __all__ = ["GlooCommunicator"]
 
 T = TypeVar("T")
@@ -313,6 +315,18 @@ class GlooCommunicator(Communicator):
 
     def mark(self, row: Mapping[str, Any]) -> None:
         self._state.on_mark(row)
+
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        self._state.on_deposit(note, tensors)
+
+    def observed_by(self, on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None]) -> None:
+        """Have what this rank deposits from now on taken to who observes the run."""
+        self._state.on_deposit = on_deposit
+
+    @property
+    def control(self) -> Wire:
+        """What members tell each other beside their calls; for who has a group of its own."""
+        return self._calls.control
 
     def now(self) -> float:
         return time.monotonic() - self._state.start_seconds

@@ -334,6 +334,9 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def mark(self, row: Mapping[str, Any]) -> None:
         self._request(Mark(row))
 
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        self._port.deposit(note, tensors)
+
     def now(self) -> float:
         seconds = self._ask(Ask(None))
         assert isinstance(seconds, float)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exogym_core.communicator.base import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -49,6 +49,9 @@ class Port(Protocol):
 
     def ready(self, ticket: Any) -> bool:
         """Whether `take` would return at once, in host time."""
+
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Hand tensors over to the observer, without waiting for it."""
 
     def flush(self) -> None:
         """Have the clock play what this rank has requested, as far as it can."""

@@ -145,6 +145,7 @@ class Simulation:
         on_row: told of every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, played before all else; empty for
             a run from the start.
+        on_request: told of every request as it is played, the past included.
         recorder: keeps what happens; None: nobody wants to know.
 
     Attributes:
@@ -159,6 +160,7 @@ class Simulation:
         on_answer: Callable[[int, Answer], None],
         on_row: Callable[[StampedRow], None],
         past: Sequence[Sequence[Request]] = (),
+        on_request: Callable[[int, Request], None] = lambda rank, request: None,
         recorder: Recorder | None = None,
     ) -> None:
         self.world = world
@@ -184,6 +186,7 @@ class Simulation:
             hosts=world.hosts,
             reach=Reach(self.network, world.hosts, faults.may_come_back if faults is not None else _never),
             on_older=self.exchange.forget,
+            on_request=on_request,
         )
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans

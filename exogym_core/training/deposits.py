@@ -1,0 +1,163 @@
+"""What a rank hands over to the observer: a copy of its model as it is, and of the one that could be shipped.
+
+A rank goes on at once; nothing here waits for anybody, in virtual time or in host time, and nothing comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from exogym_core.training.snapshot import named_tensors, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["Deposits", "Looks"]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When the run is looked at.
+
+    Attributes:
+        evaluate_every: steps between evaluations; there is one at step 0 and one at the end too. None: none.
+        correlate_every: steps between comparisons of the replicas; None for none.
+    """
+
+    evaluate_every: int | None = None
+    correlate_every: int | None = None
+
+    def due(self, step: int) -> list[str]:
+        """What is looked at after so many steps."""
+        every = {"evaluate": self.evaluate_every, "correlate": self.correlate_every if step else None}
+        return [what for what, steps in every.items() if steps is not None and step % steps == 0]
+
+
+class Deposits:
+    """One rank's side of looking on.
+
+    Only ranks that the strategy has not left behind are looked at. All of them deposit their replicas; the judged
+    model, where it is another, comes once from the lowest of them (in parts from all, if it is in parts).
+
+    Args:
+        comm: the rank's.
+        model: its replica.
+        strategy: its own, set up.
+        looks: when there is something to look at.
+    """
+
+    def __init__(self, comm: Communicator, model: nn.Module, strategy: Strategy, looks: Looks) -> None:
+        self._comm, self._model, self._strategy, self._looks = comm, model, strategy, looks
+        self._version = 0
+        self._born: int | None = 0  # the step that brought that version about; None: the end
+        self._given = -1  # the newest version that has been deposited
+        self._has_buffers = any(True for _ in model.buffers())
+        self._buffers: dict[str, Tensor] = {}  # as they were then
+        self._keep_buffers()
+
+    def look(self, step: int) -> None:
+        """Called when a step is about to begin, with how many have been done."""
+        due = self._looks.due(step)
+        if due:
+            self._deposit(step, due)
+
+    def at_end(self, step: int) -> None:
+        """When nothing more will happen, what was in flight included: a last evaluation, and the final models."""
+        self._notice(None)
+        self._given = -1  # the final model is told whole
+        evaluate = ["evaluate"] if self._looks.evaluate_every is not None else []
+        self._deposit(
+            step, [*evaluate, *(what for what in self._looks.due(step) if what not in evaluate), "final"]
+        )
+
+    def after_step(self, step: int) -> None:
+        """Called when so many steps have been done, before anything else happens."""
+        self._notice(step)
+
+    def _notice(self, step: int | None) -> None:
+        """See whether a new judged model has come to exist."""
+        version = self._strategy.judged_version
+        if version != self._version:
+            self._version, self._born = version, step
+            self._keep_buffers()
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether the judged model is another than the replicas."""
+        return self._strategy.judged not in ("replica", "own")
+
+    def _keep_buffers(self) -> None:
+        if self._has_buffers and self._is_apart:
+            self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+
+    def _deposit(self, step: int, what: list[str]) -> None:
+        present = list(self._strategy.present_ranks)
+        if self._comm.rank not in present:
+            return
+        parameters = dict(self._model.named_parameters())
+        buffers = {
+            name: value for name, value in named_tensors(self._model).items() if name not in parameters
+        }
+        sections: dict[str, Mapping[str, Tensor]] = {"parameters": parameters, "buffers": buffers}
+        sections |= self._judged(present)
+        layouts, tensors = {}, []
+        for name, named in sections.items():
+            layouts[name], flats = pack(named)
+            tensors += flats
+        is_first = self._comm.rank == present[0]
+        note = {
+            "step": step,
+            "what": what,
+            "present": present,
+            "judged": self._strategy.judged,
+            "version": self._version,
+            "born": self._born,
+            "layouts": layouts,
+            "extra": self._extra() if is_first and "final" in what else {},
+        }
+        self._comm.deposit(note, tensors)
+
+    def _judged(self, present: list[int]) -> dict[str, Mapping[str, Tensor]]:
+        """The judged model, if it is another than the replicas and this rank is to tell it."""
+        if not self._is_apart or self._version == self._given:
+            return {}
+        state = self._strategy.judged_state()
+        self._given = self._version
+        if state is None:
+            return {}
+        is_first = self._comm.rank == present[0]
+        if not is_first:
+            state = {name: value for name, value in state.items() if "[" in name}
+        return {"judged": state, "judged_buffers": self._buffers if is_first else {}}
+
+    def _extra(self) -> dict[str, Any]:
+        """What the model's state_dict holds besides tensors."""
+        tensors = named_tensors(self._model).keys()
+        state = self._model.state_dict()
+        return {
+            name: value
+            for name, value in state.items()
+            if name not in tensors and not isinstance(value, Tensor)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step changes."""
+        return {
+            "version": self._version,
+            "born": self._born,
+            "given": self._given,
+            "buffers": dict(self._buffers),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._version, self._born, self._given = state["version"], state["born"], state["given"]
+        self._buffers = dict(state["buffers"])

@@ -1,0 +1,224 @@
+"""One rank's training loop: a batch, its gradients, the strategy's step, a row; then whoever wants to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.checkpoints.checkpoint import RankCheckpoints
+from exogym_core.checkpoints.rank_state import random_streams, restore_random_streams
+from exogym_core.strategy.context import StepContext
+from exogym_core.training.deposits import Deposits, Looks
+from exogym_core.training.snapshot import broadcast_state, cpu_state, passing_buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.data.samples import Source, Step
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.training.learner import Learner
+
+__all__ = ["Loop", "RankOutcome"]
+
+
+@dataclass
+class RankOutcome:
+    """What a rank ends with.
+
+    Attributes:
+        state: its model's state, on the CPU.
+        max_steps: how many steps were to be done.
+        remarks: what the user should be warned of.
+    """
+
+    state: dict[str, Any]
+    max_steps: int
+    remarks: tuple[str, ...] = ()
+
+
+class Loop:
+    """One rank of a run. A step walks: loop -> learner.gradients -> strategy.step -> communicator -> mark.
+
+    Args:
+        comm: the rank's communicator.
+        model: its replica, on its device; changed in place.
+        strategy: its own copy, not yet set up.
+        data: its steps.
+        make_learner: makes what turns batches into gradients; called before the strategy is set up.
+        max_steps: steps to do; the data may end sooner.
+        seed: of the run.
+        looks: when the run is looked at.
+        checkpoints: where to save this rank's state, and what to go on from.
+
+    Attributes:
+        local_step: steps done.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        model: nn.Module,
+        strategy: Strategy,
+        data: Source,
+        make_learner: Callable[[], Learner],
+        max_steps: int,
+        *,
+        seed: int = 42,
+        looks: Looks | None = None,
+        checkpoints: RankCheckpoints | None = None,
+    ) -> None:
+        self.comm, self.model, self.strategy, self.data = comm, model, strategy, data
+        self.max_steps, self.local_step = max_steps, 0
+        self._make_learner, self._seed = make_learner, seed
+        self._looks = looks if looks is not None else Looks()
+        self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
+        self._learner: Learner | None = None
+        self._deposits: Deposits | None = None
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+    def run(self) -> RankOutcome:
+        """Train to the end and return what this rank has."""
+        saved = self._checkpoints.load(self.comm.rank)
+        if saved is None:
+            self.start()
+        else:
+            self._resume(saved)
+        try:
+            while self.local_step < self.max_steps and (step := self.data.next_step()) is not None:
+                self.deposits.look(self.local_step)
+                self.do(step)
+                if self._checkpoints.is_due(self.local_step):
+                    self._save()
+            return self._finish()
+        finally:
+            self.close()
+
+    # --- a step --------------------------------------------------------------------------------------------
+
+    def do(self, step: Step) -> None:
+        """One step; left out where others have done it while this rank was away."""
+        if self.strategy.is_ahead():
+            self.strategy.skip_step()
+        else:
+            self._train(step)
+        self.local_step += 1
+        self.deposits.after_step(self.local_step)
+
+    def _train(self, step: Step) -> None:
+        strategy, learning_rate = self.strategy, self.strategy.learning_rate
+        weight = step.samples * self.comm.world_size / step.total_samples
+        context = StepContext(self.local_step, weight, step.samples, self.learner.scaler, False)
+        strategy.begin_step(context)
+        strategy.zero_grad()
+        loss = self.learner.gradients(step, context)
+        strategy.step()
+        traffic = self.comm.traffic
+        self.comm.mark(
+            {
+                "step": self.local_step + 1,
+                "loss": loss,
+                "samples": step.samples,
+                "lr": learning_rate,
+                "bytes_sent": traffic.bytes_sent,
+                "payload_bytes": traffic.payload_bytes,
+                "wan_bytes": traffic.wan_bytes,
+                **strategy.row(),
+            }
+        )
+
+    # --- the two ends --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make all replicas rank 0's, parameters and buffers, and set the strategy up.
+
+        The first copy is off the clock: a run begins when everyone has the model.
+        """
+        self._set_up()
+
+    def _set_up(self) -> None:
+        if not self.model.training:
+            self.model.train()
+        if self.comm.world_size > 1:
+            with self.comm.off_clock():
+                broadcast_state(self.model, self.comm)
+        self._learner = self._make_learner()
+        self.strategy.setup(self.model, self.comm, self.max_steps, self._seed)
+        self._deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
+
+    @property
+    def learner(self) -> Learner:
+        """What turns batches into gradients; there from the start on."""
+        assert self._learner is not None
+        return self._learner
+
+    @property
+    def deposits(self) -> Deposits:
+        """This rank's side of looking on; there from the start on."""
+        assert self._deposits is not None
+        return self._deposits
+
+    def _finish(self) -> RankOutcome:
+        self.strategy.finish()
+        self.deposits.at_end(self.local_step)
+        return RankOutcome(cpu_state(self.model), self.max_steps)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        if self._learner is not None:
+            self._learner.close()
+        self.strategy.close()
+
+    # --- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of this rank that a step changes, besides the clock and the random streams."""
+        return {
+            "local_step": self.local_step,
+            "model": self.model.state_dict(),
+            "learner": self.learner.state_dict(),
+            "strategy": self.strategy.state_dict(),
+            "data": self.data.state_dict(),
+            "deposits": self.deposits.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, after `start`."""
+        self.local_step = state["local_step"]
+        self.model.load_state_dict(state["model"])
+        self.learner.load_state_dict(state["learner"])
+        self.strategy.load_state_dict(state["strategy"])
+        self.data.load_state_dict(state["data"])
+        self.deposits.load_state_dict(state["deposits"])
+
+    def _save(self) -> None:
+        """Save this rank as it is at the end of a step, and mark that: free of virtual time.
+
+        Raises:
+            InputError: the rank has a call in flight, or its state holds what cannot be kept.
+            RecordError: a file cannot be written.
+        """
+        state = {
+            **self.state_dict(),
+            "buffers": passing_buffers(self.model),
+            "communicator": self.comm.state_dict(),
+            "random": random_streams(self._device),
+        }
+        files = self._checkpoints.save(self.local_step, self.comm.rank, state)
+        self.comm.mark({"step": self.local_step, "checkpoint": files})
+        self.comm.flush()
+
+    def _resume(self, saved: Mapping[str, Any]) -> None:
+        """Set up anew and take over what was saved; the clock has heard of all that already."""
+        with self.comm.repeating():
+            self._set_up()
+        self.comm.load_state_dict(saved["communicator"])  # first: strategies look at its counters
+        self.load_state_dict(saved)
+        with torch.no_grad():
+            for name, buffer in passing_buffers(self.model).items():
+                buffer.copy_(saved["buffers"][name])
+        restore_random_streams(saved["random"], self._device)

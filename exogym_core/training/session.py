@@ -1,0 +1,163 @@
+"""One run of a program: its ranks, who observes them, and who is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator import run_ranks
+from exogym_core.ranks.torchrun import join_run
+from exogym_core.results.history import mean_utilisation, where_time_went
+from exogym_core.training.background import Background
+from exogym_core.training.loop import RankOutcome
+from exogym_core.training.observer import FinalModels, Observer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.checkpoints.checkpoint import CheckpointWriter
+    from exogym_core.ranks.run import RunResult
+    from exogym_core.results.history import FitResult, Recorder
+    from exogym_core.training.program import Program
+    from netsim.ranks.kernel import StampedRow
+
+__all__ = ["Session"]
+
+
+@dataclass
+class _Inline:
+    """An observer that works in the turn of the rank that deposits."""
+
+    observer: Observer
+    num_given: int = 0
+
+    def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        self.num_given += 1
+        self.observer.take(rank, note, tensors)
+
+    @property
+    def num_taken(self) -> int:
+        return self.num_given
+
+    def finish(self) -> FinalModels:
+        return self.observer.finish()
+
+    def abandon(self) -> None:
+        """There is nothing to end."""
+
+
+class Session:
+    """Runs the ranks of a prepared program and fills its result.
+
+    Args:
+        program: what ranks run.
+        recorder: merges what they mark.
+        checkpoints: completed as it goes.
+        joins: this process is one of those that torchrun has started.
+    """
+
+    def __init__(
+        self, program: Program, recorder: Recorder, checkpoints: CheckpointWriter, joins: bool
+    ) -> None:
+        self._program, self._recorder, self._checkpoints = program, recorder, checkpoints
+        self._joins = joins
+        self._rows: deque[Mapping[str, Any]] = deque()  # observed, perhaps in another thread
+        self._workers = program.workers()
+        self._observer = program.observer(self._rows.append, checkpoints.observed)
+        # Threads take turns with whoever judges; elsewhere judging goes on beside everything else.
+        apart = not program.request.carrier.has_clock or self._workers.processes is not None
+        self._looking = (
+            Background(self._observer, self._workers.intra_op_threads)
+            if apart and not joins
+            else _Inline(self._observer)
+        )
+
+    def run(self, result: FitResult) -> Sequence[RankOutcome]:
+        """Run to the end; returns what ranks ended with."""
+        for row in self._checkpoints.observed:
+            self._recorder.observe(row)
+        try:
+            run, final = self._join() if self._joins else self._carry()
+        except BaseException:
+            self._looking.abandon()
+            raise
+        finally:
+            self._observer.close()
+        _account(run, result, self._recorder.rounds.has_any)
+        result.rank_states = [outcome.state for outcome in run.results]
+        result.max_steps = run.results[0].max_steps
+        result.mean_state, result.judged_state = final.mean, final.judged
+        return run.results
+
+    def _carry(self) -> tuple[RunResult[RankOutcome], FinalModels]:
+        program, request = self._program, self._program.request
+        run = run_ranks(
+            program,
+            request.num_nodes,
+            request.topology,
+            request.transport,
+            self._workers,
+            placement=request.placement,
+            protocol=request.protocol,
+            collectives=request.collectives,
+            seed=request.seed,
+            trace=request.trace,
+            on_row=self._take,
+            on_deposit=self._looking.take,
+            keep_rows=not request.carrier.has_clock,
+            journal=self._checkpoints.journal,
+        )
+        for row in run.rows:  # of ranks without a common clock: in order at the end
+            self._recorder.add(row)
+        final = self._looking.finish()
+        self._settle()
+        return run, final
+
+    def _join(self) -> tuple[RunResult[RankOutcome], FinalModels]:
+        program = self._program
+
+        def conclude() -> dict[str, Any]:
+            return {"rows": list(self._rows), "final": vars(self._looking.finish())}
+
+        joined: RunResult[Any]
+        joined, concluded = join_run(
+            lambda comm: vars(program(comm)), program.request.seed, self._looking.take, conclude
+        )
+        for row in joined.rows:
+            self._recorder.add(row)
+        for row in concluded["rows"]:
+            self._recorder.observe(row)
+        run = replace(joined, results=[RankOutcome(**outcome) for outcome in joined.results])
+        return run, FinalModels(**concluded["final"])
+
+    def _take(self, row: StampedRow) -> None:
+        if self._program.request.carrier.has_clock:
+            self._recorder.add(row)
+        self._checkpoints.add(row, self._looking.num_given)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Pass on what has been observed meanwhile."""
+        num_taken = self._looking.num_taken  # first: what is told after it is of no harm
+        while self._rows:
+            row = self._rows.popleft()
+            self._recorder.observe(row)
+            self._checkpoints.add_observed(row)
+        self._checkpoints.settle(num_taken)
+
+
+def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool) -> None:
+    """Where the time went, and by which algorithms."""
+    result.collectives = run.collectives
+    result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
+    if not has_absences:  # else it ended without those who were left behind
+        result.virtual_seconds = run.virtual_seconds
+    if run.virtual_seconds is None or result.virtual_seconds is None:
+        return
+    total = result.virtual_seconds
+    times = where_time_went(run.compute_seconds, run.network_seconds, total)
+    result.computing_seconds, result.network_seconds, result.waiting_seconds = times
+    result.compute_utilisation = mean_utilisation([min(each, total) for each in run.compute_seconds], total)
