@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from netsim.files.errors import UnknownNameError, unknown_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["ATTRIBUTES", "FIT_ARGUMENTS", "STRATEGY_ARGUMENTS", "unknown_arguments", "unknown_attribute"]
+__all__ = [
+    "ATTRIBUTES",
+    "FIT_ARGUMENTS",
+    "STRATEGY_ARGUMENTS",
+    "dropped_function",
+    "unknown_arguments",
+    "unknown_attribute",
+]
 
 _NETWORK = "workers meet in the simulation, or through torchrun with transport='gloo'; leave it out"
 _PATIENCE = "ranks that drop out are told in the summary's dropped_peers; leave it out"
@@ -29,6 +36,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "galaxy_size": "it is num_nodes=",
     "host_maddrs": _NETWORK,
     "initial_peers": _NETWORK,
+    "kwargs": "name each argument by itself, as in fit(..., val_size=64)",
     "lazily_load_dataset": "a dataset is never copied, and files are mapped lazily; leave it out",
     "local_steps": _OF_THE_STRATEGY.format("H=..."),
     "log_dir": "logs/<run_name>/ is written where run_name= is given",
@@ -76,6 +84,21 @@ ATTRIBUTES: Mapping[str, str] = {
     "launch": "it is fit(...)",
     "train": "it is fit(...)",
 }
+
+
+def dropped_function(name: str, successor: str) -> Callable[..., NoReturn]:
+    """A function in the place of one that is gone: calling it tells what to write.
+
+    >>> dropped_function("all_reduce", "write self.comm.all_reduce(tensor)")()
+    Traceback (most recent call last):
+        ...
+    netsim.files.errors.UnknownNameError: all_reduce: write self.comm.all_reduce(tensor)
+    """
+
+    def dropped(*_: Any, **__: Any) -> NoReturn:
+        raise UnknownNameError(f"{name}: {successor}")
+
+    return dropped
 
 
 def unknown_arguments(

@@ -19,6 +19,7 @@ from exogym_core.strategy import AveragingCommunicator, Strategy
 
 if TYPE_CHECKING:
     from exogym_core.communicator import RunResult
+    from exogym_core.cost.coding import Coding
     from exogym_core.strategy.parts.selectors import IndexSelector
 
 Batch = tuple[Tensor, Tensor]
@@ -80,14 +81,20 @@ def train(strategy: Strategy, model: nn.Module, comm: Communicator, batches: Bat
 
 
 def run_strategy(
-    strategy: Strategy, model: nn.Module, batches: Batches, seed: int = 0, **options: Any
+    strategy: Strategy,
+    model: nn.Module,
+    batches: Batches,
+    seed: int = 0,
+    coding: Coding | None = None,
+    **options: Any,
 ) -> RunResult[Tensor]:
     """Train copies of both on as many ranks as `batches` has; `options` are `run_ranks`'s."""
 
     def body(comm: Communicator) -> Tensor:
         own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
-        own.setup(replica, comm, len(batches), seed)
+        own.setup(replica, comm, len(batches), seed, coding)
         train(own, replica, comm, batches)
+        own.finish()
         own.close()
         return vector(replica)
 

@@ -82,10 +82,10 @@ def test_an_unknown_argument_is_refused_with_the_accepted_ones(name: str) -> Non
             lambda: FedAvgStrategy(inner_optim="adam", optim_spec="sgd"),
             "FedAvgStrategy: optim_spec='sgd' and inner_optim='adam' are one argument; give one of them",
         ),
-        (lambda: DiLoCoStrategy(H=0), "DiLoCoCommunicator: H=0 must be a whole number of at least 1"),
+        (lambda: DiLoCoStrategy(H=0), "DiLoCoStrategy: H=0 must be a whole number of at least 1"),
         (
             lambda: DiLoCoStrategy(outer_lr=-1),
-            "DiLoCoCommunicator: outer_lr=-1 must be a number of at least 0",
+            "DiLoCoStrategy: outer_lr=-1 must be a number of at least 0",
         ),
         (
             lambda: SPARTAStrategy(p_sparta=0.0),
@@ -178,9 +178,11 @@ def test_wrong_arguments_are_told_in_one_line(make: Any, line: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("argument", ["optim_spec", "inner_optim_spec", "inner_optim"])
 def test_the_optimizer_has_three_names_in_every_strategy(name: str, argument: str) -> None:
-    for optim in ("rmsprop", torch.optim.RMSprop, OptimSpec("RMSprop"), {"name": "rmsprop"}):
+    kind = torch.optim.SGD if name == "DeMo" else torch.optim.RMSprop
+    text = kind.__name__
+    for optim in (text.lower(), kind, OptimSpec(text), {"name": text.lower()}):
         strategy = on_one_rank(build_strategy(name, **{argument: optim}, lr=0.25))
-        assert isinstance(strategy.optim, torch.optim.RMSprop)
+        assert isinstance(strategy.optim, kind)
         assert strategy.learning_rate == 0.25
 
 

@@ -31,11 +31,23 @@ class Step:
         micro_batches: the batch in pieces, each with its number of samples.
         samples: of this rank.
         total_samples: of all ranks.
+        samples_of: of each rank; empty where all have as many.
     """
 
     micro_batches: list[tuple[Any, int]]
     samples: int
     total_samples: int
+    samples_of: Sequence[int] = ()
+
+
+def dealt(total: int, num_ranks: int) -> list[int]:
+    """How many of `total` samples each rank gets when they are dealt out in turn."""
+    return [total // num_ranks + (rank < total % num_ranks) for rank in range(num_ranks)]
+
+
+def uneven(counts: Sequence[int]) -> Sequence[int]:
+    """`counts`, or nothing where all are alike."""
+    return counts if len(set(counts)) > 1 else ()
 
 
 class EpochOrder:
@@ -136,6 +148,10 @@ class _IndexedData(Source):
         """This rank's samples at a step, and how many all ranks have."""
         raise NotImplementedError
 
+    def _counts(self, step: int, total: int) -> Sequence[int]:
+        """The samples of each rank at a step, of so many in total."""
+        raise NotImplementedError
+
     def next_step(self) -> Step | None:
         """The next step's batch, None at the end."""
         if self.step == self.steps_per_epoch:
@@ -144,10 +160,10 @@ class _IndexedData(Source):
                 return None
         own, total = self.indices(self.epoch, self.step)
         pieces = torch.split(own, self._minibatch_size)
-        batches = self._read_step(pieces)
+        batches, counts = self._read_step(pieces), self._counts(self.step, total)
         self.step += 1
         sizes = [len(piece) for piece in pieces]
-        return Step(list(zip(batches, sizes, strict=True)), len(own), total)
+        return Step(list(zip(batches, sizes, strict=True)), len(own), total, uneven(counts))
 
     def _read_step(self, pieces: Sequence[Tensor]) -> list[Any]:
         if not self._loader:
@@ -238,6 +254,9 @@ class SharedData(_IndexedData):
         chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
         return chunk[self._rank :: self._world_size], len(chunk)
 
+    def _counts(self, step: int, total: int) -> Sequence[int]:
+        return dealt(total, self._world_size)
+
 
 class OwnData(_IndexedData):
     """A dataset of this rank's own, made by a factory; every rank takes as many steps as the smallest allows.
@@ -287,8 +306,10 @@ class OwnData(_IndexedData):
     def indices(self, epoch: int, step: int) -> tuple[Tensor, int]:
         """This rank's samples at a step, and how many all ranks have."""
         start = step * self._batch_size
-        total = sum(min(self._batch_size, length - start) for length in self._lengths)
-        return self._order.of(epoch)[start : start + self._batch_size], total
+        return self._order.of(epoch)[start : start + self._batch_size], sum(self._counts(step, 0))
+
+    def _counts(self, step: int, total: int) -> Sequence[int]:
+        return [min(self._batch_size, length - step * self._batch_size) for length in self._lengths]
 
 
 class StreamedData(Source):
@@ -368,7 +389,8 @@ class StreamedData(Source):
         with self._draws.at(*place):  # a resumed run makes no batches of what it leaves out
             batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
         self.step += 1
-        return Step(batches, len(samples), total * self._num_ranks // self._world_size)
+        counts = dealt(total, self._world_size)  # of its own stream a rank takes full batches, as all do
+        return Step(batches, len(samples), total * self._num_ranks // self._world_size, uneven(counts))
 
     def _take(self) -> tuple[list[Any], int]:
         own, total = [], 0

@@ -1,9 +1,11 @@
 """What happens at the end of a local step: how weights change and what is communicated."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exogym_core.strategy.all_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.chain import Chain, Module
+from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.demo import DeMoStrategy
@@ -16,14 +18,18 @@ from exogym_core.strategy.parts.selectors import (
     RandomIndexSelector,
     ShuffledSequentialIndexSelector,
 )
+from exogym_core.strategy.simple_reduce import AllReduceStrategy, SimpleReduceStrategy
+from exogym_core.strategy.sites.sites import Sites
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
 from exogym_core.strategy.sparta_diloco import SPARTADiLoCoStrategy
-from netsim.files.errors import unknown_name
+from netsim.files.errors import InputError, unknown_name
 
 __all__ = [
+    "MODULES",
     "STRATEGIES",
     "AllReduceStrategy",
     "AveragingCommunicator",
+    "Chain",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
     "DeMoStrategy",
@@ -32,6 +38,7 @@ __all__ = [
     "FedAvgStrategy",
     "IndexSelector",
     "LocalSGDStrategy",
+    "Module",
     "OptimSpec",
     "PartitionedIndexSelector",
     "RandomIndexSelector",
@@ -39,11 +46,17 @@ __all__ = [
     "SPARTAStrategy",
     "ShuffledSequentialIndexSelector",
     "SimpleReduceStrategy",
+    "Sites",
     "SparseCommunicator",
     "StepContext",
     "Strategy",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "build_module",
     "build_strategy",
     "ensure_optim_spec",
+    "reduce_scatter",
 ]
 
 #: Name in experiment files and tables -> class.
@@ -58,8 +71,34 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
+#: Name of a module in the `modules` of a Chain -> class.
+MODULES: dict[str, type[Module]] = {
+    "DiLoCo": DiLoCoCommunicator,
+    "FedAvg": AveragingCommunicator,
+    "SPARTA": SparseCommunicator,
+    "Sites": Sites,
+}
+
+
+def build_module(name: str, **options: Any) -> Module:
+    """The module called `name` in the `modules` of a Chain, with its constructor's `options`.
+
+    Raises:
+        UnknownNameError: no module, or no option of it, has that name.
+        InputError: an option's value is wrong.
+
+    >>> build_module("Sites", ranks_per_worker=8).options.ranks_per_worker
+    8
+    """
+    if name not in MODULES:
+        raise unknown_name("module", name, MODULES)
+    return MODULES[name](**options)
+
+
 def build_strategy(name: str, **options: Any) -> Strategy:
     """The strategy called `name` in experiment files, with its constructor's `options`.
+
+    `Chain` takes `modules`: a list of mappings with a `name` of MODULES and options each.
 
     Raises:
         UnknownNameError: no strategy, or no option of it, has that name.
@@ -67,7 +106,23 @@ def build_strategy(name: str, **options: Any) -> Strategy:
 
     >>> build_strategy("DiLoCo", H=30).H
     30
+    >>> modules = [{"name": "Sites", "ranks_per_worker": 8}, {"name": "DiLoCo", "H": 500}]
+    >>> build_strategy("Chain", modules=modules).judged
+    'outer'
     """
+    if name == "Chain":
+        return Chain(_modules(options.pop("modules", ())), **options)
     if name not in STRATEGIES:
-        raise unknown_name("strategy", name, STRATEGIES)
+        raise unknown_name("strategy", name, [*STRATEGIES, "Chain"])
     return STRATEGIES[name](**options)
+
+
+def _modules(told: Any) -> list[Any]:
+    if not isinstance(told, Sequence) or isinstance(told, str):
+        raise InputError(f"Chain: modules={told!r} must be a list such as [{{name: DiLoCo, H: 500}}]")
+    modules = []
+    for each in told:
+        if isinstance(each, Mapping) and "name" not in each:
+            raise InputError(f"Chain: module {dict(each)!r}: say which one, as in {{name: DiLoCo, H: 500}}")
+        modules.append(build_module(**each) if isinstance(each, Mapping) else each)
+    return modules

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from exogym_core.strategy.context import StepContext
-from exogym_core.strategy.options.arguments import number, one_argument, refuse_unknown, told_arguments
+from exogym_core.strategy.options.arguments import (
+    number,
+    refuse_unknown,
+    resolved_synonyms,
+    told_arguments,
+)
 from exogym_core.strategy.options.lr_schedule import (
     LRSchedulerLike,
     build_scheduler,
@@ -17,18 +21,18 @@ from exogym_core.strategy.options.lr_schedule import (
     without_updates,
 )
 from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.parts.gradients import clip_norm
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.coding import Coding
-    from exogym_core.strategy.parts.codecs import Codec
-    from exogym_core.strategy.parts.gradients import GradientAverager
+    from exogym_core.strategy.absence.absence import Absence
 
 __all__ = ["Strategy"]
 
@@ -48,9 +52,8 @@ class Strategy:
         lr_scheduler: "lambda_cosine", a torch scheduler class or its name; None keeps the rate.
         lr_scheduler_kwargs: its options; for "lambda_cosine" `warmup_steps`, `cosine_anneal`, `max_steps`,
             `floor`.
-        optim_spec: the (inner) optimizer: an OptimSpec, a name, a class, a factory or a mapping with `name`.
-        inner_optim_spec: the same argument under another name.
-        inner_optim: the same argument under another name.
+        optim_spec: the (inner) optimizer: an OptimSpec, a name, a class, a factory or a mapping with `name`; also
+            `inner_optim_spec`, `inner_optim` and `inner_optimizer`.
         lr: the optimizer's learning rate.
         max_norm: clip the norm of the gradient to this before the optimizer's step.
 
@@ -60,21 +63,19 @@ class Strategy:
 
     Attributes:
         overlaps_backward: the strategy communicates during the last backward pass.
-        leaves_behind: `present_ranks` may be fewer than all.
+        absence: who takes part, where that is not everyone, always; else None.
         context: the step under way.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal), "outer"
             (parameters that rounds lead to), "local", "server", or "own" (every rank's own; the mean of their
             losses).
-        coding: what the work of codecs costs in virtual time; None, as here, where it is free. Whoever runs the
-            loop sets it before `setup`.
-        gradients: averages gradients over ranks; None, as here, where they stay apart.
+        coding: what the work of codecs costs in virtual time; None where it is free.
         local_step: number of steps done.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
     """
 
     overlaps_backward: bool = False
-    leaves_behind: bool = False
+    absence: Absence | None = None
     judged: str = "replica"
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
 
@@ -102,17 +103,14 @@ class Strategy:
         lr_scheduler_kwargs: Mapping[str, Any] | None = None,
         *,
         optim_spec: OptimizerLike | None = None,
-        inner_optim_spec: OptimizerLike | None = None,
-        inner_optim: OptimizerLike | None = None,
         lr: float | None = None,
         max_norm: float | None = None,
-        **unknown: Any,
+        **others: Any,
     ) -> None:
-        refuse_unknown(type(self), unknown)
         where = type(self).__name__
-        optim = one_argument(
-            where, None, optim_spec=optim_spec, inner_optim_spec=inner_optim_spec, inner_optim=inner_optim
-        )
+        others, _ = resolved_synonyms(type(self), {"optim_spec": optim_spec, **others})
+        optim = others.pop("optim_spec", None)
+        refuse_unknown(type(self), others)
         # A subclass may have set `optim_spec` before it called this constructor.
         default: OptimSpec = self.__dict__.get("optim_spec", self.default_optim)
         options = {} if lr is None else {"lr": number(where, "lr", lr)}
@@ -128,7 +126,6 @@ class Strategy:
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
         self.coding: Coding | None = None
-        self.gradients: GradientAverager | None = None
         self.max_steps = 1
         self.seed = 0
         self.local_step = 0
@@ -138,12 +135,16 @@ class Strategy:
 
     # --- called by the node --------------------------------------------------------------------------------
 
-    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
+    def setup(
+        self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None = None
+    ) -> None:
         """Take charge of `model` on this rank: build the optimizer and what else the strategy keeps.
 
-        Called once per rank when all replicas are equal. `seed` is shared by all ranks.
+        Called once per rank when all replicas are equal. `seed` is shared by all ranks. `coding` is given only
+        where the work of codecs costs time; an override without it is for runs in which that is free.
         """
         self.model, self.comm = model, comm
+        self.coding = coding if coding is not None else self.coding
         self.rank, self.num_nodes = comm.rank, comm.world_size
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
@@ -158,8 +159,6 @@ class Strategy:
     def before_backward(self, last_micro_batch: bool) -> None:
         """Told before each backward pass whether it completes the step's gradient: averages may begin then."""
         self.context.last_micro_batch = last_micro_batch
-        if self.gradients is not None:
-            self.gradients.listen(last_micro_batch, self.sample_weight)
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
@@ -173,10 +172,6 @@ class Strategy:
         self.nbytes = self.comm.traffic.payload_bytes - self._payload_bytes_before
         self._payload_bytes_before += self.nbytes
 
-    def is_ahead(self) -> bool:
-        """Whether the next step is not to be done: others have done it while this rank was away."""
-        return False
-
     def skip_step(self) -> None:
         """Count a step that is not done: advance the schedule alone."""
         with without_updates():
@@ -185,11 +180,6 @@ class Strategy:
     def row(self) -> dict[str, Any]:
         """What the row of the step just done tells besides loss and bytes."""
         return {}
-
-    @property
-    def present_ranks(self) -> Sequence[int]:
-        """The ranks whose models are looked at together: all, unless some have been left behind."""
-        return range(self.num_nodes)
 
     def finish(self) -> None:
         """After the last step, on the clock: apply what is still in flight."""
@@ -227,8 +217,6 @@ class Strategy:
 
     def close(self) -> None:
         """Let go of the model: remove hooks from it. Nothing else may be called afterwards."""
-        if self.gradients is not None:
-            self.gradients.close()
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -266,7 +254,8 @@ class Strategy:
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Prepare this rank; called by `setup`. Builds `self.optim`."""
         self.local_step = 0
-        self.optim = self.optim_spec.build(model)
+        # A strategy in EXO Gym's manner may have set `optim_spec` to what it was given, after this constructor.
+        self.optim = ensure_optim_spec(self.optim_spec).build(model)
 
     def _setup_scheduler(self) -> None:
         """Build the learning-rate schedule on `self.optim`."""
@@ -284,22 +273,19 @@ class Strategy:
         """Those with their names."""
         return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
 
-    def charged(self, codec: Codec | None) -> Codec | None:
-        """`codec`, at what its work costs in this run."""
-        return codec if codec is None or self.coding is None else self.coding.charged(codec, self.comm)
-
     def clip_gradients(self) -> None:
-        """Undo the scaler's factor, then clip the norm to `max_norm`, if these are set."""
+        """Undo the scaler's factor, then clip the norm to `max_norm`, if these are set.
+
+        Raises:
+            InputError: gradients are sparse and are to be clipped.
+        """
         if self.scaler is not None:
-            if self.gradients is not None:
-                self.gradients.share_overflow()
             self.scaler.unscale_(self.optim)
-        if self.max_norm is None:
-            return
-        if self.gradients is not None:
-            self.gradients.clip(self.max_norm)
-        else:
-            clip_grad_norm_(self.trainable, self.max_norm)
+        if self.max_norm is not None:
+            self._clip(self.max_norm)
+
+    def _clip(self, max_norm: float) -> None:
+        clip_norm(self.trainable, max_norm)
 
     def optimizer_step(self) -> None:
         """Update the parameters from their gradients; with a scaler, only if these are finite."""

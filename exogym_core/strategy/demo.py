@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.coding import Coding
 
 __all__ = ["DeMoStrategy", "transform_of"]
 
@@ -135,7 +136,8 @@ class DeMoStrategy(Strategy):
     index, fp32 value) or 4 bytes ("compact": 16-bit index, bf16 value), all-gathered at each step.
 
     Args:
-        optim_spec: the optimizer that applies the signs (SGD with learning rate 0.001 by default).
+        optim_spec: the optimizer that applies the signs: SGD (with learning rate 0.001 by default), or a factory
+            of one's own. Others of torch's are refused: they would make another algorithm of it.
         compression_decay: of the momentum, from 0 up to below 1.
         compression_topk: entries sent per block.
         compression_chunk: longest side of a block.
@@ -162,6 +164,13 @@ class DeMoStrategy(Strategy):
     ) -> None:
         super().__init__(optim_spec=optim_spec, **options)
         where = type(self).__name__
+        if isinstance(self.optim_spec.cls, type) and not issubclass(self.optim_spec.cls, torch.optim.SGD):
+            name = self.optim_spec.cls.__name__
+            lr = self.optim_spec.kwargs.get("lr", 1e-3)
+            raise InputError(
+                f"{where}: optim_spec={name} would take DeMo's signs for gradients, which is another algorithm; DeMo "
+                f"steps along the sign itself: write lr={lr!r} (and weight_decay=) instead of optim_spec"
+            )
         self.compression_decay = number(where, "compression_decay", compression_decay)
         if self.compression_decay >= 1:
             raise InputError(f"{where}: compression_decay={compression_decay!r} must be below 1")
@@ -174,9 +183,11 @@ class DeMoStrategy(Strategy):
         if compression_chunk**2 - 1 > torch.iinfo(self.index_dtype).max:
             raise InputError(f"{where}: compression_chunk={compression_chunk} needs codec='released'")
 
-    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
+    def setup(
+        self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None = None
+    ) -> None:
         """Cut the parameters into blocks."""
-        super().setup(model, comm, max_steps, seed)
+        super().setup(model, comm, max_steps, seed, coding)
         self._num_values = sum(parameter.numel() for parameter in self.trainable)
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in (p for p in self.trainable if p.numel()):

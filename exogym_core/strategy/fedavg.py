@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
-from exogym_core.strategy.options.arguments import one_argument, positive_int
-from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.codecs import Codec, codec_named
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.communicate_optimize import CommunicationModule
+from exogym_core.strategy.options.arguments import checked_options, option, positive_int, refuse_unknown
+from exogym_core.strategy.parts.average import AveragingOptions
+from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.generators import shared_generator
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AveragingCommunicator", "FedAvgStrategy", "LocalSGDStrategy"]
+    from exogym_core.strategy.chain import Scope
+
+__all__ = ["AveragingCommunicator", "FedAvgOptions", "FedAvgStrategy", "LocalSGDStrategy"]
+
+
+@dataclass(frozen=True)
+class FedAvgOptions(AveragingOptions):
+    """What FedAvg takes.
+
+    Args:
+        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
+        island_size: average within random groups of this many sites, drawn anew each round; all if None or
+            above their number.
+    """
+
+    H: int = option(1, positive_int)
+    island_size: int | None = option(None, positive_int)
+
+    def check(self, where: str) -> None:
+        """Refuse what is owed to an island that is gone."""
+        super().check(where)
+        if self.error_feedback and self.island_size is not None:
+            raise InputError(
+                f"{where}: error_feedback=True goes with one group that stays; leave out island_size="
+            )
 
 
 class AveragingCommunicator(CommunicationModule):
     """Average all parameters every `H` steps, over all ranks or within random islands.
 
-    Each round cuts a permutation of the ranks, drawn from the shared seed, into islands of `island_size`
-    (the last may be smaller). Only an island's members exchange anything.
+    Each round cuts a permutation of the ranks (of sites, behind `Sites`), drawn from the shared seed, into islands
+    of `island_size` (the last may be smaller). Only an island's members exchange anything.
 
     Judged is what the last round made of the parameters (of this rank's island); before it the initial ones.
+
+    Args:
+        island_size: as of `FedAvgOptions`.
+        options: of `FedAvgOptions`.
     """
 
+    Options = FedAvgOptions
     judged = "outer"
 
-    def __init__(
-        self,
-        island_size: int | None = None,
-        *,
-        H: int = 1,  # noqa: N803
-        codec: str | Codec | None = None,
-        aggregate: str = "mean",
-    ) -> None:
-        where = type(self).__name__
-        self.island_size = None if island_size is None else positive_int(where, "island_size", island_size)
-        self.H = positive_int(where, "H", H)
-        self.averaging = Averaging(codec_named(codec), aggregate)
+    def __init__(self, island_size: int | None = None, **options: Any) -> None:
+        given = {"island_size": island_size, **options}
+        self.options, unknown = checked_options(type(self), FedAvgOptions, given)
+        refuse_unknown(type(self), unknown)
+        self.H, self.island_size = self.options.H, self.options.island_size
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        self.averaging = self.averaging.charged(self.strategy)
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Keep what could be shipped."""
+        super().enter(strategy, scope)
+        self._averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
+        plan = plan_buckets(scope.parameters)
+        self._buckets = [[scope.parameters[index] for index in bucket] for bucket in plan]
+        self._residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
         self._num_rounds = 0
-        self._result = {name: value.detach().clone() for name, value in self.strategy.named_trainable()}
+        self._result = [parameter.detach().clone() for parameter in scope.parameters]
+        return scope
 
     def judged_state(self) -> dict[str, Tensor]:
         """The parameters that the last round made."""
-        return self._result
+        return self.named(self._result)
 
     @property
     def judged_version(self) -> int:
@@ -61,24 +92,29 @@ class AveragingCommunicator(CommunicationModule):
         """Average if a round ends with this step."""
         if (local_step + 1) % self.H:
             return
-        members = self.island(rank, num_nodes, local_step // self.H)
-        # An island that comes again goes over the connections that it has.
-        comm = self.comm if len(members) == num_nodes else self.comm.group(members, reuse=True)
-        if comm.world_size > 1:
-            self.averaging.tensors(comm, self.strategy.trainable)
+        between = self.scope.site.between
+        island = self.scope.site.among(self.island(between.rank, between.world_size, local_step // self.H))
+        for bucket, residual in zip(self._buckets, self._residuals, strict=True):
+            if island.between.world_size > 1:
+                write_back(island.average(self._averaging, flatten(bucket), residual), bucket)
         self._num_rounds += 1
-        for name, value in self.strategy.named_trainable():
-            self._result[name].copy_(value.detach())
+        for value, parameter in zip(self._result, self.scope.parameters, strict=True):
+            value.copy_(parameter.detach())
 
     def state_dict(self) -> dict[str, Any]:
-        """What the last round made, and how many have ended."""
-        return {"num_rounds": self._num_rounds, "result": list(self._result.values())}
+        """What the last round made, how many have ended, and what encoding has rounded off."""
+        residuals = [residual.clone() for residual in self._residuals if residual is not None]
+        result = [value.clone() for value in self._result]
+        return {"num_rounds": self._num_rounds, "result": result, "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         self._num_rounds = state["num_rounds"]
-        for value, saved in zip(self._result.values(), state["result"], strict=True):
+        for value, saved in zip(self._result, state["result"], strict=True):
             value.copy_(saved)
+        for residual, saved in zip(self._residuals, state["residuals"], strict=False):
+            if residual is not None:
+                residual.copy_(saved)
 
     def island(self, rank: int, num_nodes: int, round_number: int) -> list[int]:
         """The ranks that `rank` averages with in the 0-based round, itself included, sorted."""
@@ -89,29 +125,26 @@ class AveragingCommunicator(CommunicationModule):
         return next(sorted(island.tolist()) for island in islands if rank in island)
 
 
-class FedAvgStrategy(CommunicateOptimizeStrategy):
+class FedAvgStrategy(Chain):
     """`H` local steps, then replace the parameters by their mean (over all ranks or random islands).
 
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' bytes per worker every `H` steps, with n the
     size of the island. Optimizer states stay local.
 
     Args:
-        inner_optim: the local optimizer (AdamW by default), also `optim_spec` or `inner_optim_spec`.
+        inner_optim: the local optimizer (AdamW by default).
         island_size: average within random groups of this many ranks, drawn anew each round; all if None or
             above the number of ranks.
-        H: local steps a round; also called `local_steps` and `num_inner_steps`.
+        H: local steps a round.
         max_norm: clip the norm of the local gradient to this.
-        codec: of the parameters on the wire, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...
-        aggregate: of the parameters: "mean", or "median" or "trimmed-mean" against workers that send nonsense;
-            these two send `n - 1` times the encoded bytes.
-        options: of every Strategy: `lr`, `lr_scheduler`, ...
+        options: of `FedAvgOptions`, and of every Strategy: `lr`, `lr_scheduler`, ...
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
         1602.05629, algorithm 1 with all clients in every round.
     """
 
-    default_steps = 1
+    Options = FedAvgOptions
 
     def __init__(
         self,
@@ -119,19 +152,19 @@ class FedAvgStrategy(CommunicateOptimizeStrategy):
         island_size: int | None = None,
         H: int | None = None,  # noqa: N803
         max_norm: float | None = None,
-        *,
-        local_steps: int | None = None,
-        num_inner_steps: int | None = None,
-        codec: str | Codec | None = None,
-        aggregate: str = "mean",
         **options: Any,
     ) -> None:
-        where = type(self).__name__
-        self.H = one_argument(
-            where, self.default_steps, H=H, local_steps=local_steps, num_inner_steps=num_inner_steps
-        )
-        averaging = AveragingCommunicator(island_size, H=self.H, codec=codec, aggregate=aggregate)
-        super().__init__([averaging], inner_optim=inner_optim, max_norm=max_norm, **options)
+        given = {"inner_optim": inner_optim, "island_size": island_size, "H": H, **options}
+        fedavg, others = checked_options(type(self), self.Options, given)
+        self.H = fedavg.H
+        super().__init__([AveragingCommunicator(**vars(fedavg))], max_norm=max_norm, **others)
+
+
+@dataclass(frozen=True)
+class LocalSGDOptions(FedAvgOptions):
+    """FedAvg's, with rounds of 8 steps."""
+
+    H: int = option(8, positive_int)
 
 
 class LocalSGDStrategy(FedAvgStrategy):
@@ -141,4 +174,4 @@ class LocalSGDStrategy(FedAvgStrategy):
         Stich, Local SGD Converges Fast and Communicates Little, arXiv 1805.09767.
     """
 
-    default_steps = 8
+    Options = LocalSGDOptions

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
-from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
-from exogym_core.strategy.options.arguments import fraction, one_argument, positive_int
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.communicate_optimize import CommunicationModule
+from exogym_core.strategy.options.arguments import (
+    checked_options,
+    fraction,
+    option,
+    positive_int,
+    refuse_unknown,
+)
+from exogym_core.strategy.parts.average import AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SPARTAStrategy", "SparseCommunicator"]
+    from torch import nn
+
+    from exogym_core.strategy.chain import Scope
+
+__all__ = ["SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
+
+
+@dataclass(frozen=True)
+class SpartaOptions(AveragingOptions):
+    """What SPARTA takes.
+
+    Args:
+        p_sparta: the share averaged each time, above 0 and at most 1.
+        index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
+        interval: communicate every so many steps; also `sparta_interval`.
+    """
+
+    p_sparta: float = option(0.005, fraction)
+    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
+    interval: int = option(1, positive_int)
+
+    def check(self, where: str) -> None:
+        """Refuse a selector that does not exist."""
+        super().check(where)
+        self.selector()
+
+    def selector(self) -> IndexSelector:
+        """Chooses what is averaged."""
+        return selector_named(self.index_selector, self.p_sparta)
 
 
 class SparseCommunicator(CommunicationModule):
@@ -23,77 +59,96 @@ class SparseCommunicator(CommunicationModule):
 
     All parameters of a dtype form one flat tensor, and one all-reduce carries what is chosen from it. The
     choice comes from the shared seed, so neither indices nor a mask travel.
+
+    Args:
+        index_selector: as of `SpartaOptions`.
+        interval: likewise.
+        options: of `SpartaOptions`.
     """
 
+    Options = SpartaOptions
     judged = "own"
 
-    def __init__(self, index_selector: IndexSelector, interval: int = 1) -> None:
-        self.index_selector = index_selector
-        self.interval = positive_int(type(self).__name__, "interval", interval)
+    def __init__(
+        self,
+        index_selector: str | type[IndexSelector] | IndexSelector | None = None,
+        interval: int | None = None,
+        **options: Any,
+    ) -> None:
+        given = {"index_selector": index_selector, "interval": interval, **options}
+        self.options, unknown = checked_options(type(self), SpartaOptions, given)
+        refuse_unknown(type(self), unknown)
+        self.index_selector, self.interval = self.options.selector(), self.options.interval
         self.iteration = 0
 
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        self.index_selector.seed = self.seed
-        parameters = self.strategy.trainable
-        self._buckets = [[parameters[index] for index in bucket] for bucket in plan_buckets(parameters)]
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Lay the parameters out flat."""
+        super().enter(strategy, scope)
+        self.index_selector.seed = strategy.seed
+        self._averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
+        plan = plan_buckets(scope.parameters)
+        self._buckets = [[scope.parameters[index] for index in bucket] for bucket in plan]
+        self._residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
+        return scope
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
         """Average if this step is due."""
         if (local_step + 1) % self.interval:
             return
-        if num_nodes > 1:
-            for bucket in self._buckets:
-                self._average_chosen(bucket)
+        if self.scope.site.between.world_size > 1:
+            for number in range(len(self._buckets)):
+                self._average_chosen(number)
         self.iteration += 1
 
-    def _average_chosen(self, bucket: list[Tensor]) -> None:
+    def _average_chosen(self, number: int) -> None:
+        bucket, residual = self._buckets[number], self._residuals[number]
         flat = flatten(bucket)
         chosen = self.index_selector.get_indices(flat, self.iteration).to(flat.device)
         if chosen.dtype == torch.bool:
             chosen = chosen.view(-1).nonzero().view(-1)
-        if len(chosen):
-            flat[chosen] = self.comm.all_reduce(flat[chosen], "avg")
-            write_back(flat, bucket)
+        if not len(chosen):
+            return
+        lost = None if residual is None else residual[chosen]
+        flat[chosen] = self.scope.site.average(self._averaging, flat[chosen], lost)
+        if residual is not None and lost is not None:
+            residual[chosen] = lost
+        write_back(flat, bucket)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many times it has communicated."""
-        return {"iteration": self.iteration}
+        """How many times it has communicated, and what encoding has rounded off."""
+        return {
+            "iteration": self.iteration,
+            "residuals": [r.clone() for r in self._residuals if r is not None],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         self.iteration = state["iteration"]
+        for residual, saved in zip(self._residuals, state["residuals"], strict=False):
+            if residual is not None:
+                residual.copy_(saved)
 
 
-class SPARTAStrategy(CommunicateOptimizeStrategy):
+class SPARTAStrategy(Chain):
     """Update locally, then average a share `p_sparta` of the parameters over all ranks.
 
     Bytes: a ring sends `2 (n - 1) / n` times `p_sparta` of the parameters' bytes per worker every
     `interval` steps.
 
     Args:
-        optim_spec: the local optimizer (AdamW by default); also `inner_optim_spec` and `inner_optim`.
+        optim_spec: the local optimizer (AdamW by default).
         p_sparta: the share averaged each time, above 0 and at most 1.
-        index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
-        interval: communicate every so many steps; also called `sparta_interval`.
-        options: of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+        options: of `SpartaOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
         Beton et al., Improving the Efficiency of Distributed Training using Sparse Parameter Averaging,
         openreview stFPf3gzq1.
     """
 
-    def __init__(
-        self,
-        optim_spec: Any = None,
-        p_sparta: float = 0.005,
-        *,
-        index_selector: str | type[IndexSelector] | IndexSelector = "random",
-        interval: int | None = None,
-        sparta_interval: int | None = None,
-        **options: Any,
-    ) -> None:
-        where = type(self).__name__
-        every = one_argument(where, 1, interval=interval, sparta_interval=sparta_interval)
-        self.index_selector = selector_named(index_selector, fraction(where, "p_sparta", p_sparta))
-        sparse = SparseCommunicator(self.index_selector, every)
-        super().__init__([sparse], optim_spec=optim_spec, **options)
+    Options = SpartaOptions
+
+    def __init__(self, optim_spec: Any = None, p_sparta: float | None = None, **options: Any) -> None:
+        sparta, others = checked_options(type(self), SpartaOptions, {"p_sparta": p_sparta, **options})
+        sparse = SparseCommunicator(**vars(sparta))
+        self.index_selector = sparse.index_selector
+        super().__init__([sparse], optim_spec, **others)

@@ -99,7 +99,8 @@ class Deposits:
             self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
 
     def _deposit(self, step: int, what: list[str]) -> None:
-        present = list(self._strategy.present_ranks)
+        absence = self._strategy.absence
+        present = list(range(self._comm.world_size) if absence is None else absence.present)
         if self._comm.rank not in present:
             return
         parameters = dict(self._model.named_parameters())

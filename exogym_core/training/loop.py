@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.coding import Coding
     from exogym_core.data.samples import Source, Step
     from exogym_core.strategy.base import Strategy
     from exogym_core.training.learner import Learner
@@ -54,6 +55,7 @@ class Loop:
         seed: of the run.
         looks: when the run is looked at.
         checkpoints: where to save this rank's state, and what to go on from.
+        coding: what the work of codecs costs; None where it is free.
 
     Attributes:
         local_step: steps done.
@@ -71,12 +73,14 @@ class Loop:
         seed: int = 42,
         looks: Looks | None = None,
         checkpoints: RankCheckpoints | None = None,
+        coding: Coding | None = None,
     ) -> None:
         self.comm, self.model, self.strategy, self.data = comm, model, strategy, data
         self.max_steps, self.local_step = max_steps, 0
         self._make_learner, self._seed = make_learner, seed
         self._looks = looks if looks is not None else Looks()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
+        self._coding = coding
         self._learner: Learner | None = None
         self._deposits: Deposits | None = None
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -102,7 +106,8 @@ class Loop:
 
     def do(self, step: Step) -> None:
         """One step; left out where others have done it while this rank was away."""
-        if self.strategy.is_ahead():
+        absence = self.strategy.absence
+        if absence is not None and absence.is_ahead(self.local_step):
             self.strategy.skip_step()
         else:
             self._train(step)
@@ -112,7 +117,9 @@ class Loop:
     def _train(self, step: Step) -> None:
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
         weight = step.samples * self.comm.world_size / step.total_samples
-        context = StepContext(self.local_step, weight, step.samples, self.learner.scaler, False)
+        context = StepContext(
+            self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of
+        )
         strategy.begin_step(context)
         strategy.zero_grad()
         loss = self.learner.gradients(step, context)
@@ -147,7 +154,8 @@ class Loop:
             with self.comm.off_clock():
                 broadcast_state(self.model, self.comm)
         self._learner = self._make_learner()
-        self.strategy.setup(self.model, self.comm, self.max_steps, self._seed)
+        run = {} if self._coding is None else {"coding": self._coding}
+        self.strategy.setup(self.model, self.comm, self.max_steps, self._seed, **run)
         self._deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
 
     @property

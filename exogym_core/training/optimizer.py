@@ -6,20 +6,21 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from exogym_core.strategy.absence.patience import Patience
-from exogym_core.strategy.absence.peers import LOST, Peers
-from exogym_core.strategy.diloco import OUTER_OPTIM
-from exogym_core.strategy.options.arguments import accepted_arguments, positive_int
+from exogym_core.strategy.absence.absence import LOST, Absence
+from exogym_core.strategy.options.arguments import (
+    accepted_arguments,
+    checked_options,
+    positive_int,
+)
+from exogym_core.strategy.options.diloco import DiLoCoOptions
 from exogym_core.strategy.options.lr_schedule import without_updates
 from exogym_core.strategy.options.optim import ensure_optim_spec
-from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.codecs import codec_named
+from exogym_core.strategy.parts.gradients import clip_norm
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.sites.sharding import ShardedReplica, Sharding
-from exogym_core.strategy.sites.site import Workers
+from exogym_core.strategy.sites.site import Site
 from exogym_core.successors import unknown_arguments
 from netsim.files.errors import InputError
 
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.absence.patience import Seconds
     from exogym_core.strategy.options.optim import OptimizerLike
-    from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["DiLoCoOptimizer"]
 
@@ -66,22 +65,14 @@ class DiLoCoOptimizer(Optimizer):
     Args:
         communicator: connects the workers; None for a worker alone.
         batch_size: samples a step, counted in `num_samples`.
-        num_inner_steps: steps a round.
         inner_optimizer: a factory such as `functools.partial(torch.optim.AdamW, lr=4e-4)`, or an optimizer
             built already.
-        outer_optimizer: a factory; SGD with Nesterov momentum 0.9 and learning rate 0.7 if None.
         params: parameters or parameter groups, as for any optimizer.
         scheduler: a factory of a learning-rate schedule on the inner optimizer; it moves at each step.
-        grad_compression: how pseudo-gradients travel: a name in `exogym_core.strategy.parts.codecs:CODECS`,
-            such as "fp16", "scaled-fp16" or "uniform8bit"; as they are if None.
-        error_feedback: what compression rounds off in a round is added to the next round's.
-        aggregate: of the workers' pseudo-gradients: "mean", "median" or "trimmed-mean".
-        ranks_per_worker: ranks that form one worker.
-        sharding: inside a worker "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or "HYBRID_SHARD", see
-            `exogym_core.strategy.sites.sharding:Sharding`; not with an optimizer that is built already.
-        ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
-        averaging_timeout, all_reduce_strategy, timeout_waiting_for_peers, matchmaking_time, join_at: whom a round
-            does without, and when; see `DiLoCoStrategy`.
+        options: of `exogym_core.strategy.options.diloco:DiLoCoOptions`, as `DiLoCoStrategy` takes them, among them
+            `num_inner_steps`, steps a round; `outer_optimizer`, SGD with Nesterov momentum 0.9 and learning rate
+            0.7 if None; and `grad_compression`, such as "fp16", "scaled-fp16" or "uniform8bit". `sharding` does
+            not go with an inner optimizer that is built already.
         run_id: a name for the run; nothing depends on it.
         skip_load_from_peers: the parameters are equal already; do not take over rank 0's.
 
@@ -111,32 +102,22 @@ class DiLoCoOptimizer(Optimizer):
     ([0.5, 0.5], 1)
     """
 
+    Options = DiLoCoOptions
+
     def __init__(
         self,
         *,
         batch_size: int,
-        num_inner_steps: int,
         inner_optimizer: OptimizerLike | Optimizer,
-        outer_optimizer: OptimizerLike | None = None,
         params: Iterable[Any],
         communicator: Communicator | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
-        grad_compression: str | Codec | None = None,
-        error_feedback: bool = False,
-        aggregate: str = "mean",
-        ranks_per_worker: int = 1,
-        sharding: str = "NO_SHARD",
-        ranks_per_node: int | None = None,
-        averaging_timeout: Seconds | None = None,
-        all_reduce_strategy: str | None = None,
-        timeout_waiting_for_peers: Seconds | None = None,
-        matchmaking_time: Seconds | None = None,
-        join_at: Mapping[int, Seconds] | None = None,
         run_id: str | None = None,
         skip_load_from_peers: bool = False,
-        **unknown: Any,
+        **options: Any,
     ) -> None:
         where = type(self).__name__
+        diloco, unknown = checked_options(DiLoCoOptimizer, DiLoCoOptions, options)
         if unknown:
             raise unknown_arguments(where, unknown, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
         if communicator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -145,43 +126,38 @@ class DiLoCoOptimizer(Optimizer):
                 "missing; pass communicator=GlooCommunicator.from_environment()"
             )
         self.batch_size = positive_int(where, "batch_size", batch_size)
-        self.num_inner_steps = positive_int(where, "num_inner_steps", num_inner_steps)
+        self.num_inner_steps = diloco.H
         self.communicator, self.run_id = communicator, run_id
         self.local_step = self.num_samples = 0
-        ranks_per_worker = positive_int(where, "ranks_per_worker", ranks_per_worker)
-        self._workers = None if communicator is None else Workers.of(communicator, ranks_per_worker, where)
-        inside = None if self._workers is None else self._workers.inside
-        averaging = Averaging(codec_named(grad_compression), aggregate, error_feedback)
+        ranks_per_worker = diloco.ranks_per_worker
+        self._site = None if communicator is None else Site.of(communicator, ranks_per_worker, where)
+        inside = None if self._site is None else self._site.inside
         groups = list(params)
         super().__init__(groups, {})
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         self._parameters = parameters
-        patience = Patience.of(
-            where,
-            averaging_timeout,
-            all_reduce_strategy,
-            timeout_waiting_for_peers,
-            matchmaking_time,
-            join_at,
-        )
-        self._peers = Peers.of(communicator, patience, ranks_per_worker, where)
+        patience = diloco.patience(where)
+        self._absence: Absence | None = None
+        if patience is not None and communicator is not None and communicator.world_size > 1:
+            self._absence = Absence(patience, self.num_inner_steps)
+            self._absence.connect(communicator, ranks_per_worker, where)
         if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
-            assert self._workers is not None
-            self._load_from_first(self._workers, parameters)
-        division = Sharding(sharding, ranks_per_node)
+            assert self._site is not None
+            self._load_from_first(self._site, parameters)
+        division = Sharding(diloco.sharding, diloco.ranks_per_node)
         self._gradients = None if inside is None else division.averager(parameters, inside)
         self._was_updated = self._is_averaged = self._is_shared = False
         self.inner_optimizer = self._built(inner_optimizer, groups)
         self.inner_optimizer.register_step_post_hook(self._note_update)
         self._share_inner_state()
         held = parameters if self._gradients is None else self._gradients.held
-        self._outer = OuterStep(held, ensure_optim_spec(outer_optimizer, OUTER_OPTIM), averaging)
-        self._between = self._workers
-        if self._workers is not None and self._gradients is not None:
-            self._between = self._gradients.between(self._workers)
+        self._outer = OuterStep(held, diloco.outer_optim(), diloco.averaging())
+        if self._site is not None and self._gradients is not None:
+            self._site = self._gradients.between(self._site)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
-        if self._peers is not None:
-            self._peers.begin(self._outer)
+        if self._absence is not None:
+            self._absence.follow(self._outer)
+            self._absence.begin()
             self._catch_up()
 
     def _built(self, inner_optimizer: OptimizerLike | Optimizer, groups: list[Any]) -> Optimizer:
@@ -193,20 +169,20 @@ class DiLoCoOptimizer(Optimizer):
             raise InputError(f"{where}: sharding needs inner_optimizer as a factory, not built already")
         return inner_optimizer
 
-    def _load_from_first(self, workers: Workers, parameters: list[Tensor]) -> None:
+    def _load_from_first(self, site: Site, parameters: list[Tensor]) -> None:
         """Take over the first rank's parameters; who joins late gets them, or newer ones, when it does."""
-        if self._peers is None:
-            workers.broadcast(parameters)
-        elif workers.between.rank in self._peers.present:
-            there = workers.between.group(self._peers.present)
-            Workers(None, there).broadcast(parameters)
+        if self._absence is None:
+            site.broadcast(parameters)
+        elif site.between.rank in self._absence.present:
+            there = site.between.group(self._absence.present)
+            Site(None, there).broadcast(parameters)
 
     def _catch_up(self) -> None:
         """Count the steps that others have done while this rank was away."""
-        assert self._peers is not None
-        missed = self._peers.number * self.num_inner_steps - self.local_step
+        assert self._absence is not None
+        missed = self._absence.number * self.num_inner_steps - self.local_step
         self.local_step += max(missed, 0)
-        if self.scheduler is not None and self._peers.number != LOST:
+        if self.scheduler is not None and self._absence.number != LOST:
             with without_updates():
                 for _ in range(missed):
                     self.scheduler.step()
@@ -214,8 +190,8 @@ class DiLoCoOptimizer(Optimizer):
     @property
     def averaged_ranks(self) -> list[int]:
         """The ranks of the last round."""
-        if self._peers is not None:
-            return list(self._peers.present)
+        if self._absence is not None:
+            return list(self._absence.present)
         return [0] if self.communicator is None else list(range(self.communicator.world_size))
 
     @property
@@ -272,10 +248,11 @@ class DiLoCoOptimizer(Optimizer):
         return loss  # type: ignore[no-any-return]
 
     def _round(self) -> None:
-        if self._peers is None:
-            self._outer.round(self._between)
+        if self._absence is None:
+            self._outer.apply(self._outer.begin(self._site).wait())
+            self._outer.reset_parameters()
         else:
-            self._peers.round(self._outer)
+            self._absence.round()
             self._catch_up()
 
     def average_gradients(self, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -301,7 +278,7 @@ class DiLoCoOptimizer(Optimizer):
             self.average_gradients()
         if self._gradients is not None:
             return self._gradients.clip(max_norm)
-        return clip_grad_norm_(self._parameters, max_norm)
+        return clip_norm(self._parameters, max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the last step's gradients, where they are sharded too."""
@@ -324,7 +301,7 @@ class DiLoCoOptimizer(Optimizer):
             "scheduler": self.scheduler and self.scheduler.state_dict(),
             "local_step": self.local_step,
             "num_samples": self.num_samples,
-            "peers": self._peers and self._peers.state_dict(),
+            "absence": self._absence and self._absence.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -336,8 +313,8 @@ class DiLoCoOptimizer(Optimizer):
             self.scheduler.load_state_dict(state_dict["scheduler"])
         self.local_step = state_dict["local_step"]
         self.num_samples = state_dict["num_samples"]
-        if self._peers is not None:
-            self._peers.load_state_dict(state_dict["peers"])
+        if self._absence is not None:
+            self._absence.load_state_dict(state_dict["absence"])
 
     def _share_inner_state(self) -> None:
         self.param_groups = self.inner_optimizer.param_groups

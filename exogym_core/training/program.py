@@ -202,7 +202,7 @@ class Program:
         if self.checkpoints.resumed is not None:
             self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         strategy, model = copy.deepcopy(request.strategy), copy.deepcopy(self.model).to(device)
-        strategy.coding = self.compute.coding if self.compute is not None else None
+        coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         by_flops = self.compute is not None and self.compute.kind == "flops"
         cost = StepCost(self._durations(comm.rank), request.batch_size, scale_with_samples=by_flops)
 
@@ -221,6 +221,7 @@ class Program:
             seed=request.seed,
             looks=Looks(request.val_interval if self.evaluates else None, request.correlation_interval),
             checkpoints=self.checkpoints,
+            coding=coding,
         )
 
     # --- who looks on --------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from exogym_core.strategy import (
     Strategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_named
+from exogym_core.strategy.parts.selectors import slice_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,10 +351,33 @@ def test_selectors_choose_what_they_promise(size: int, p: float, seed: int) -> N
     assert 0 <= int(chosen.min()) <= int(chosen.max()) < size
     for selector in (PartitionedIndexSelector(p), ShuffledSequentialIndexSelector(p)):
         selector.seed = seed
+        a_pass = -(-size // selector.count(size))  # in so many iterations
         for visit in range(2):
-            first = visit * selector.num_partitions
-            pieces = [selector.get_indices(flat, first + i) for i in range(selector.num_partitions)]
-            assert sorted(torch.cat(pieces).tolist()) == list(range(size))
+            pieces = [selector.get_indices(flat, visit * a_pass + i) for i in range(a_pass)]
+            assert {len(piece.unique()) for piece in pieces} == {selector.count(size)}
+            if visit == 0 or isinstance(selector, PartitionedIndexSelector):
+                assert set(torch.cat(pieces).tolist()) == set(range(size))
+
+
+@pytest.mark.parametrize(
+    "kind", [RandomIndexSelector, PartitionedIndexSelector, ShuffledSequentialIndexSelector]
+)
+@pytest.mark.parametrize(("size", "p"), [(4, 0.75), (100, 0.3), (10, 0.9), (7, 0.01)])
+def test_every_value_has_the_same_chance(kind: type[IndexSelector], size: int, p: float) -> None:
+    """Of slices of unequal lengths, values in the short ones would come more often; of 1/p pieces, too few."""
+    selector, flat, draws = kind(p), torch.zeros(size), 4000
+    counts = torch.zeros(size)
+    for iteration in range(draws):
+        counts[selector.get_indices(flat, iteration)] += 1
+    share = max(1, round(p * size)) / size
+    deviation = (share * (1 - share) / draws) ** 0.5
+    assert bool(((counts / draws - share).abs() <= 5 * deviation + 1e-9).all()), (counts / draws).tolist()
+
+
+def test_billions_of_values_are_cut_into_slices_without_overflow() -> None:
+    size, count = 30_000_000_000, 600_000_000
+    bounds = slice_bounds(torch.tensor([0, 1, count - 1, count]), size, count)
+    assert bounds.tolist() == [0, 50, size - 50, size]
 
 
 def test_selectors_differ_in_what_they_draw_anew() -> None:

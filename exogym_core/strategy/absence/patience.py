@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from exogym_core.strategy.options.arguments import number
+from exogym_core.strategy.options.arguments import Options, number, option
 from netsim.files.errors import InputError, unknown_name
 from netsim.files.units import parse_seconds
 
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
 
-__all__ = ["Patience", "Seconds"]
+__all__ = ["Patience", "PatienceOptions", "Seconds"]
 
 Seconds = float | str
 """A number of seconds, or text with a unit such as "10 min"."""
@@ -96,6 +96,44 @@ class Patience:
                 f"{where}: join_at={dict(self.join_at)} must name some of the ranks 0 to {comm.world_size - 1}, "
                 "and leave one that is there from the start"
             )
+
+
+@dataclass(frozen=True)
+class PatienceOptions(Options):
+    """Whom a round does without, and when; by default nobody. Times are virtual, in seconds or as "60 s".
+
+    Args:
+        averaging_timeout: how long averaging may take; then those who cannot be reached are left out, or where all
+            can, those with the narrowest connection, and the others begin again. 60 s where another time-out is
+            given, else there is none.
+        all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" goes on without them.
+        timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
+            time-out is given, else for ever.
+        matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None.
+        join_at: ranks that come late, and when: {3: "10 min"}.
+    """
+
+    averaging_timeout: Seconds | None = option(None)
+    all_reduce_strategy: str | None = option(None)
+    timeout_waiting_for_peers: Seconds | None = option(None)
+    matchmaking_time: Seconds | None = option(None)
+    join_at: Mapping[int, Seconds] | None = option(None)
+
+    def check(self, where: str) -> None:
+        """Refuse times without meaning."""
+        super().check(where)
+        self.patience(where)
+
+    def patience(self, where: str) -> Patience | None:
+        """How long a round waits for whom; None: for all, as long as it takes."""
+        return Patience.of(
+            where,
+            self.averaging_timeout,
+            self.all_reduce_strategy,
+            self.timeout_waiting_for_peers,
+            self.matchmaking_time,
+            self.join_at,
+        )
 
 
 def _seconds(where: str, name: str, value: Seconds | None, default: float) -> float:

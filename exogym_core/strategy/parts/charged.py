@@ -26,7 +26,7 @@ class ChargedCodec(Codec):
     def __init__(
         self, codec: Codec, seconds: Callable[[str, str, int], float], advance: Callable[[float], None]
     ) -> None:
-        self.codec, self.name = codec, codec.name or type(codec).__name__
+        self.codec, self.name, self.limit = codec, codec.name or type(codec).__name__, codec.limit
         self._seconds, self._advance = seconds, advance
 
     def encode(self, values: Tensor) -> Tensor:

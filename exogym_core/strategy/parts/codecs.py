@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -35,9 +36,11 @@ class Codec(ABC):
 
     Attributes:
         name: in CODECS; empty for one of one's own.
+        limit: the largest finite magnitude that comes back; what is larger comes back as that.
     """
 
     name = ""
+    limit = math.inf
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
@@ -53,15 +56,15 @@ class Codec(ABC):
 
 
 class CastCodec(Codec):
-    """Another floating dtype; what it cannot hold becomes its largest finite value."""
+    """Another floating dtype; finite values beyond it become its largest one, infinity and NaN stay."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype, self.limit = dtype, torch.finfo(dtype).max
 
     def encode(self, values: Tensor) -> Tensor:
         """Clamp and cast."""
-        limit = torch.finfo(self.dtype).max
-        return values.clamp(-limit, limit).to(self.dtype).view(torch.uint8)
+        held = values.clamp(-self.limit, self.limit)
+        return values.where(values.isinf(), held).to(self.dtype).view(torch.uint8)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
         """Cast back to fp32."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.parts.codecs import Codec
+    from exogym_core.strategy.parts.flight import Steps
 
 __all__ = ["CARRIERS"]
 
@@ -33,47 +34,50 @@ def _encoded(codec: Codec, values: Tensor, lost: Tensor | None, times: int = 1) 
     return message
 
 
-def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> list[Tensor]:
+def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> Steps[list[Tensor]]:
     """Part j goes to rank j, which decodes, sums in rank order, encodes the mean and sends it to all."""
     num_ranks, rank = comm.world_size, comm.rank
     messages = [
         _encoded(codec, part, lost[index] if lost is not None else None) for index, part in enumerate(parts)
     ]
-    total = _summed(codec, comm.all_to_all(messages), len(parts[rank]))
+    received = yield comm.all_to_all(messages, async_op=True)
+    total = _summed(codec, received, len(parts[rank]))
     mean = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
-    return list(comm.all_to_all([mean] * num_ranks))
+    means = yield comm.all_to_all([mean] * num_ranks, async_op=True)
+    return list(means)
 
 
-def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> list[Tensor]:
+def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> Steps[list[Tensor]]:
     """Sums go around a ring and are encoded again at every hop, then the means do: the bytes of a plain ring."""
     num_ranks, rank = comm.world_size, comm.rank
 
     def encoded_part(values: Tensor, index: int) -> Tensor:
         return _encoded(codec, values, lost[index] if lost is not None else None)
 
-    def passed_on(message: Tensor, index: int) -> Tensor:
+    def passed_on(message: Tensor, index: int) -> Steps[Tensor]:
         """What comes from the rank before, part `index`, while `message` goes to the next one."""
         incoming = message.new_empty(codec.encoded_bytes(len(parts[index])))
         sent = comm.isend(message, (rank + 1) % num_ranks)
-        received = comm.irecv(incoming, (rank - 1) % num_ranks).wait()
-        sent.wait()
+        received: Tensor = yield comm.irecv(incoming, (rank - 1) % num_ranks)
+        yield sent
         return received
 
     total, message = parts[rank], encoded_part(parts[rank - 1], rank - 1)
     for hop in range(2, num_ranks + 1):
         index = (rank - hop) % num_ranks
-        total = parts[index] + codec.decode(passed_on(message, index), len(parts[index]))
+        received = yield from passed_on(message, index)
+        total = parts[index] + codec.decode(received, len(parts[index]))
         if hop < num_ranks:
             message = encoded_part(total, index)
     means: dict[int, Tensor] = {}
     means[rank] = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
     for hop in range(1, num_ranks):
         index = (rank - hop) % num_ranks
-        means[index] = passed_on(means[(index + 1) % num_ranks], index)
+        means[index] = yield from passed_on(means[(index + 1) % num_ranks], index)
     return [means[index] for index in range(num_ranks)]
 
 
-CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Parts | None], list[Tensor]]] = {
+CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Parts | None], Steps[list[Tensor]]]] = {
     "direct": direct,
     "ring": ring,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from exogym_core.strategy.parts.average import average_flat
-from exogym_core.strategy.parts.flat import plan_buckets, unflatten
+from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten
+from exogym_core.strategy.parts.flight import Flight
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.options.optim import OptimSpec
-    from exogym_core.strategy.parts.codecs import Codec
-    from exogym_core.strategy.sites.site import Workers
+    from exogym_core.strategy.parts.flight import Steps
+    from exogym_core.strategy.sites.site import Site
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "dense_gradient"]
+__all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "clip_norm", "dense_gradient", "received_gradient"]
 
 _MIB = 2**20
 
@@ -43,12 +45,27 @@ def dense_gradient(parameter: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter)
     if gradient.layout != torch.strided:
-        shape = tuple(parameter.shape)
-        raise InputError(
-            f"gradient of a parameter of shape {shape}: is sparse and cannot be averaged; "
-            "make the embedding with sparse=False"
-        )
+        raise _sparse(parameter, "averaged")
     return gradient
+
+
+def clip_norm(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+    """Clip the norm of all gradients together to `max_norm`; returns what it was.
+
+    Raises:
+        InputError: a gradient is sparse.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise _sparse(parameter, "clipped")
+    return clip_grad_norm_(parameters, max_norm)
+
+
+def _sparse(parameter: Tensor, what: str) -> InputError:
+    return InputError(
+        f"gradient of a parameter of shape {tuple(parameter.shape)}: is sparse and cannot be {what}; "
+        "make the embedding with sparse=False"
+    )
 
 
 class GradientAverager:
@@ -57,11 +74,16 @@ class GradientAverager:
     Gradients travel in flat buckets, the last parameters' first. While it listens, a bucket leaves as soon as
     the backward pass has filled it, always in the same order on all ranks; the rest leave in `average`.
 
+    A parameter that one rank's samples did not use counts as a zero gradient there. One that no rank used keeps
+    none, so that no optimizer decays it, as in DDP with `find_unused_parameters`. No message tells: who has no
+    gradient sends negative zeros, the others none, and only negative zeros add up to negative zero. (A codec that
+    has one zero loses that; there it counts as zero.)
+
     Args:
         parameters: in the model's order.
         comm: the ranks that average.
         bucket_bytes: size at which a bucket is closed; the first one at 1 MiB.
-        codec: of the gradients on the wire; with one, all of them leave in `average`.
+        averaging: how; with a codec, or robust, all of them leave in `average`.
 
     Attributes:
         held: what this rank's optimizers update: all parameters here, parts of them where they are sharded.
@@ -74,15 +96,19 @@ class GradientAverager:
         parameters: Sequence[Tensor],
         comm: Communicator,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-        codec: Codec | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
-        self.comm, self.codec, self.held = comm, codec, parameters
-        self._weight = 1.0
+        self.comm, self.held = comm, parameters
+        self.averaging = averaging if averaging is not None else Averaging()
+        self._weight, self._limit = 1.0, math.inf
         reverse = parameters[::-1]
         plan = plan_buckets(reverse, bucket_bytes, min(_MIB, bucket_bytes))
         self._buckets = [[reverse[index] for index in bucket] for bucket in plan]
-        self._posted: list[Callable[[], Tensor]] = []  # each waits for a bucket's average
-        self._missing = [len(bucket) for bucket in self._buckets]
+        self._residuals: list[Tensor | None] = [
+            self.averaging.residual(flatten(bucket)) for bucket in self._buckets
+        ]
+        self._posted: list[Flight[Tensor]] = []
+        self._missing = [set(map(id, bucket)) for bucket in self._buckets]
         self._listening = False
         self._hooks: list[RemovableHandle] = []
 
@@ -96,16 +122,21 @@ class GradientAverager:
 
         `weight` multiplies this rank's gradients.
         """
-        if on and not self._hooks and self.comm.world_size > 1 and self.codec is None:
+        if on and not self._hooks and self.comm.world_size > 1 and self.averaging == Averaging():
             # The last bucket is full when the backward pass is over: `average` sends it.
             for number, bucket in enumerate(self._buckets[:-1]):
                 hook = partial(self._on_gradient, number)
                 self._hooks += [_after_accumulation(parameter, hook) for parameter in bucket]
         self._listening, self._weight = on, weight
 
-    def average(self, weight: float = 1.0) -> None:
-        """Send what has not left yet, wait, and set the gradients to the means of `weight` times gradient."""
+    def average(self, weight: float = 1.0, *, scaled: bool = False) -> None:
+        """Send what has not left yet, wait, and set the gradients to the means of `weight` times gradient.
+
+        Where gradients are `scaled`, what a codec cannot hold is an overflow: it becomes infinite, on all ranks.
+        """
         self._listening, self._weight = False, weight
+        codec = self.averaging.codec
+        self._limit = codec.limit if codec is not None and scaled else math.inf
         if self.comm.world_size == 1:
             return
         for number in range(len(self._posted), len(self._buckets)):
@@ -113,11 +144,11 @@ class GradientAverager:
         for bucket, average in zip(self._buckets, self._averages(), strict=True):
             self._deliver(bucket, average)
         self._posted = []
-        self._missing = [len(bucket) for bucket in self._buckets]
+        self._missing = [set(map(id, bucket)) for bucket in self._buckets]
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of the averaged gradients to `max_norm`; returns what it was."""
-        return clip_grad_norm_(self.held, max_norm)
+        return clip_norm(self.held, max_norm)
 
     def share_overflow(self) -> None:
         """Have all ranks see what is not finite in the averaged gradients; here they are alike anyway."""
@@ -133,9 +164,19 @@ class GradientAverager:
         """The optimizer of parameters or parameter groups on this rank."""
         return spec.build(groups)
 
-    def between(self, workers: Workers) -> Workers:
-        """How `held` is averaged over workers."""
-        return workers
+    def between(self, site: Site) -> Site:
+        """How `held` is averaged over sites."""
+        return site
+
+    def state_dict(self) -> dict[str, Any]:
+        """What encoding has rounded off."""
+        return {"residuals": [residual.clone() for residual in self._residuals if residual is not None]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        for residual, saved in zip(self._residuals, state["residuals"], strict=False):
+            if residual is not None:
+                residual.copy_(saved)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -143,36 +184,54 @@ class GradientAverager:
             hook.remove()
         self._hooks.clear()
 
-    def _on_gradient(self, number: int, _: Tensor) -> None:
+    def _on_gradient(self, number: int, parameter: Tensor) -> None:
         if not self._listening:
             return
-        self._missing[number] -= 1
-        while (ready := len(self._posted)) < len(self._buckets) - 1 and self._missing[ready] == 0:
+        if id(parameter) not in self._missing[number]:
+            raise InputError(
+                f"gradient of a parameter of shape {tuple(parameter.shape)}: came twice in one backward pass, when it "
+                "may have left already, as where two checkpoint(use_reentrant=True) segments share it; use "
+                "use_reentrant=False"
+            )
+        self._missing[number].remove(id(parameter))
+        while (ready := len(self._posted)) < len(self._buckets) - 1 and not self._missing[ready]:
             self._post(ready)
 
     def _post(self, number: int) -> None:
-        flat = torch.cat([dense_gradient(parameter).reshape(-1) for parameter in self._buckets[number]])
+        flat = torch.cat([_sent(parameter).reshape(-1) for parameter in self._buckets[number]])
         if self._weight != 1.0:
             flat *= self._weight
-        self._posted.append(self._exchange(flat))
+        if self._limit < math.inf:
+            flat[flat.abs() > self._limit] = math.inf
+        self._posted.append(Flight(self._exchange(flat, self._residuals[number])))
 
     # --- what is sent ---------------------------------------------------------------------------------------
 
-    def _exchange(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Send a bucket's gradients; what is returned waits for their average."""
-        if self.codec is None:
-            return self.comm.all_reduce(flat, "avg", async_op=True).wait  # type: ignore[no-any-return]
-        average = average_flat(self.comm, flat, self.codec)
-        return lambda: average
+    def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
+        """Send a bucket's gradients; what comes is their average."""
+        return self.averaging.steps(self.comm, flat, residual)
 
     def _averages(self) -> list[Tensor]:
         """The averages of all buckets, which have left."""
-        return [wait() for wait in self._posted]
+        return [flight.wait() for flight in self._posted]
 
     def _deliver(self, bucket: Sequence[Tensor], average: Tensor) -> None:
         """Set the gradients of a bucket's parameters."""
         for parameter, gradient in zip(bucket, unflatten(average, bucket), strict=True):
-            parameter.grad = gradient
+            parameter.grad = received_gradient(parameter.grad, gradient)
+
+
+def _sent(parameter: Tensor) -> Tensor:
+    """What leaves for a parameter: without a gradient negative zeros, else the gradient without any."""
+    if parameter.grad is None:
+        return torch.full_like(parameter, -0.0)
+    return dense_gradient(parameter) + 0.0
+
+
+def received_gradient(own: Tensor | None, average: Tensor) -> Tensor | None:
+    """The averaged gradient; None where no rank had one."""
+    unused = own is None and bool(((average == 0) & average.signbit()).all())
+    return None if unused else average
 
 
 def _after_accumulation(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:

@@ -2,90 +2,148 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.options.arguments import number, option, positive_int
+from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
+from exogym_core.strategy.parts.flight import Flight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.options.optim import OptimSpec
-    from exogym_core.strategy.sites.site import Workers
+    from exogym_core.strategy.parts.flight import Steps
+    from exogym_core.strategy.sites.site import Site
 
-__all__ = ["OuterStep"]
+__all__ = ["OuterOptions", "OuterStep", "Round"]
+
+#: Nesterov with DiLoCo's learning rate and momentum.
+_OUTER_OPTIM = OptimSpec(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def _outer_optim(where: str, name: str, value: OptimizerLike) -> OptimSpec:
+    return ensure_optim_spec(value)
+
+
+@dataclass(frozen=True)
+class OuterOptions(AveragingOptions):
+    """Rounds of local steps that end in an outer step.
+
+    Args:
+        H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
+        outer_optim_spec: the outer optimizer (SGD with Nesterov momentum); also `outer_optim` and
+            `outer_optimizer`.
+        outer_lr: its learning rate (0.7), if not said in `outer_optim_spec`.
+        outer_momentum: its momentum (0.9), likewise.
+    """
+
+    H: int = option(100, positive_int)
+    outer_optim_spec: OptimSpec | None = option(None, _outer_optim)
+    outer_lr: float | None = option(None, number)
+    outer_momentum: float | None = option(None, number)
+
+    def check(self, where: str) -> None:
+        """Refuse what the outer optimizer does not take, or takes twice."""
+        super().check(where)
+        self.outer_optim()
+
+    def outer_optim(self) -> OptimSpec:
+        """The outer optimizer yet to be built."""
+        given = {"lr": self.outer_lr, "momentum": self.outer_momentum}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if self.outer_optim_spec is None:
+            return _OUTER_OPTIM.with_options(**options)
+        return ensure_optim_spec(self.outer_optim_spec, **options)
+
+
+class Round:
+    """An outer round under way: pseudo-gradients that have left and are being averaged.
+
+    Args:
+        flights: one a bucket.
+    """
+
+    def __init__(self, flights: Sequence[Flight[Tensor]]) -> None:
+        self._flights = flights
+
+    def wait(self) -> list[Tensor]:
+        """The mean pseudo-gradients, flat."""
+        return [flight.wait() for flight in self._flights]
+
+    def go_on(self) -> None:
+        """Post what follows, if what it needs has come; nobody waits."""
+        for flight in self._flights:
+            flight.go_on()
 
 
 class OuterStep:
     """The global parameters `theta` and the optimizer that moves them, kept alike by every rank.
 
-    `round` averages the pseudo-gradients `theta - theta_i` over the workers (DiLoCo, arXiv 2311.08105,
-    algorithm 1, line 12), updates `theta` with them and sets every replica to it. No rank is special, and
-    nothing but the pseudo-gradients travels. With one worker it is the same without a message. Every rank
-    holds the whole of `theta` and of the optimizer's state, also where a worker has several ranks.
+    `begin` sends the pseudo-gradients `theta - theta_i`, `apply` updates `theta` with their mean. No rank is
+    special, and nothing but the pseudo-gradients travels. With one site it is the same without a message. Every
+    rank holds the whole of `theta` and of the optimizer's state, also where a site has several ranks.
     """
 
     def __init__(
         self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: Averaging | None = None
     ) -> None:
         self.averaging = averaging if averaging is not None else Averaging()
-        self.buckets = [[parameters[index] for index in bucket] for bucket in plan_buckets(parameters)]
+        self.plan = plan_buckets(parameters)
+        self.buckets = [[parameters[index] for index in bucket] for bucket in self.plan]
         self.flats = [flatten(bucket) for bucket in self.buckets]
         # The optimizer sees parameters in their shapes, which are views of the flat copies.
         views = zip(self.flats, self.buckets, strict=True)
         self.anchors = [[nn.Parameter(view) for view in unflatten(flat, like)] for flat, like in views]
-        rounds_off = self.averaging.error_feedback
-        self.residuals: list[Tensor | None] = [
-            torch.zeros_like(flat) if rounds_off else None for flat in self.flats
-        ]
+        self.residuals = [self.averaging.residual(flat) for flat in self.flats]
         self.optim = optim_spec.build([anchor for bucket in self.anchors for anchor in bucket])
-        self._anchor_of = {
-            id(parameter): anchor
-            for bucket, anchors in zip(self.buckets, self.anchors, strict=True)
-            for parameter, anchor in zip(bucket, anchors, strict=True)
-        }
 
-    def theta(self, parameter: Tensor) -> Tensor:
-        """The global values of one of `parameters`, a view."""
-        return self._anchor_of[id(parameter)].detach()
+    @property
+    def theta(self) -> list[Tensor]:
+        """The global parameters in the order in which they were given; views."""
+        of = {
+            index: anchor
+            for bucket, anchors in zip(self.plan, self.anchors, strict=True)
+            for index, anchor in zip(bucket, anchors, strict=True)
+        }
+        return [of[index].detach() for index in range(len(of))]
 
     @torch.no_grad()
-    def round(self, workers: Workers | None) -> None:
-        """End a round: average, update, and set this rank's parameters to the result. None: a rank alone."""
-        gradients = self._pseudo_gradients()
-        if workers is not None:
-            for gradient, residual in zip(gradients, self.residuals, strict=True):
-                workers.average(self.averaging, gradient, residual)
-        self.apply(gradients)
+    def begin(self, site: Site | None) -> Round:
+        """Send this site's pseudo-gradients on their way to the mean over sites. None: a rank alone."""
+        sent = zip(self.pseudo_gradients(), self.residuals, strict=True)
+        return Round([Flight(_mean(site, self.averaging, flat, residual)) for flat, residual in sent])
 
     @torch.no_grad()
     def averaged(self, comm: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
         """The mean pseudo-gradients over the ranks of `comm`, flat; changes nothing but `residuals`."""
-        gradients = self._pseudo_gradients()
+        gradients = self.pseudo_gradients()
         for gradient, residual in zip(gradients, residuals, strict=True):
             self.averaging.flat(comm, gradient, residual)
         return gradients
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor]) -> None:
-        """Update the global parameters with flat gradients, and set this rank's parameters to the result."""
+        """Update the global parameters with flat gradients; the replica stays as it is."""
         for flat, anchors in zip(gradients, self.anchors, strict=True):
             for anchor, gradient in zip(anchors, unflatten(flat, anchors), strict=True):
                 anchor.grad = gradient
         self.optim.step()
         self.optim.zero_grad()
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set this rank's parameters to the global ones."""
         for flat, bucket in zip(self.flats, self.buckets, strict=True):
             write_back(flat, bucket)
 
-    def _pseudo_gradients(self) -> list[Tensor]:
+    @torch.no_grad()
+    def pseudo_gradients(self) -> list[Tensor]:
+        """How far this rank has gone from the global parameters, negated, flat."""
         return [flat - flatten(bucket) for flat, bucket in zip(self.flats, self.buckets, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,3 +163,7 @@ class OuterStep:
         for residual, saved in zip(self.residuals, state["residuals"], strict=False):
             if residual is not None:
                 residual.copy_(saved)
+
+
+def _mean(site: Site | None, averaging: Averaging, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
+    return flat if site is None else (yield from site.steps(averaging, flat, residual))

@@ -19,6 +19,7 @@ __all__ = [
     "RandomIndexSelector",
     "ShuffledSequentialIndexSelector",
     "selector_named",
+    "slice_bounds",
 ]
 
 
@@ -37,49 +38,64 @@ class IndexSelector(ABC):
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """Indices into `param` (1-D), or a mask of its shape, for the 0-based `iteration`."""
 
+    def count(self, size: int) -> int:
+        """How many of `size` values are chosen at a time: `p` of them, at least one."""
+        return max(1, round(self.p * size))
+
     @property
     def num_partitions(self) -> int:
-        """In how many iterations a selector that goes through all values has visited each once."""
+        """In how many iterations a selector that goes through all values has visited each."""
         return math.ceil(1 / self.p)
 
 
 class RandomIndexSelector(IndexSelector):
     """`round(p N)` values (at least one) drawn anew each time.
 
-    The tensor is cut into that many slices and one value is drawn from each, so every value has the same
-    chance, none is drawn twice, and drawing costs as little as what is drawn.
+    The tensor, turned by a random number of places, is cut into that many slices and one value is drawn from
+    each: none is drawn twice, drawing costs as little as what is drawn, and every value has the same chance, as
+    turning brings it into short and long slices alike.
     """
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """Sorted indices."""
-        count = max(1, round(self.p * len(param)))
-        # Place by place, not `arange * len // count`: that product overflows for models of 3e10 parameters.
-        places = torch.arange(count + 1)
-        whole, rest = divmod(len(param), count)
-        bounds = places * whole + places * rest // count
+        size, count = len(param), self.count(len(param))
         generator = shared_generator(self.seed, "random", iteration)
         draws = torch.rand(count, generator=generator, dtype=torch.float64)
-        return bounds[:-1] + (draws * (bounds[1:] - bounds[:-1])).long()
+        turn = torch.randint(size, (), generator=generator)
+        bounds = slice_bounds(torch.arange(count + 1), size, count)
+        chosen = bounds[:-1] + (draws * (bounds[1:] - bounds[:-1])).long()
+        return ((chosen + turn) % size).sort().values
+
+
+def slice_bounds(numbers: Tensor, size: int, count: int) -> Tensor:
+    """Where the slices of these numbers begin, of `count` that `size` places are cut into evenly.
+
+    >>> slice_bounds(torch.tensor([0, 1, 2, 3]), 10, 3).tolist()
+    [0, 3, 6, 10]
+    """
+    whole, rest = divmod(size, count)  # `numbers * size` would overflow for billions of places
+    return numbers * whole + numbers * rest // count
 
 
 class _Cycling(IndexSelector):
-    """Goes through a permutation of all values in `num_partitions` pieces."""
+    """Goes through a permutation of all values, `round(p N)` at a time, and round again."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p)
         self._last: dict[int, tuple[tuple[int, int], Tensor]] = {}  # size -> (seed, shuffle), permutation
 
-    def _piece(self, param: Tensor, iteration: int, shuffle: int) -> Tensor:
+    def _piece(self, param: Tensor, piece: int, shuffle: int) -> Tensor:
         size, key = len(param), (self.seed, shuffle)
         if size not in self._last or self._last[size][0] != key:
             generator = shared_generator(self.seed, "permutation", shuffle)
             self._last[size] = (key, torch.randperm(size, generator=generator))
-        pieces = self._last[size][1].tensor_split(self.num_partitions)
-        return pieces[iteration % self.num_partitions]
+        count = self.count(size)
+        first = piece * count % size
+        return self._last[size][1][torch.arange(first, first + count) % size]
 
 
 class ShuffledSequentialIndexSelector(_Cycling):
-    """All values in turn, in one shuffled order that stays."""
+    """All values in turn, in one shuffled order that stays and has no end."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of the permutation."""
@@ -87,11 +103,12 @@ class ShuffledSequentialIndexSelector(_Cycling):
 
 
 class PartitionedIndexSelector(_Cycling):
-    """All values in turn, shuffled anew after each pass."""
+    """All values in turn, shuffled anew after each pass; where p does not divide 1, some come twice in a pass."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of this pass's permutation."""
-        return self._piece(param, iteration, iteration // self.num_partitions)
+        a_pass = -(-len(param) // self.count(len(param)))
+        return self._piece(param, iteration % a_pass, iteration // a_pass)
 
 
 #: Selector class by name.

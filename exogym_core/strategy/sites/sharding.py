@@ -13,18 +13,19 @@ from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from exogym_core.strategy.parts.flat import flatten, unflatten
-from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager
-from exogym_core.strategy.sites.site import Workers
+from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager, received_gradient
+from exogym_core.strategy.sites.site import Site
 from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.options.optim import OptimSpec
-    from exogym_core.strategy.parts.codecs import Codec
+    from exogym_core.strategy.parts.average import Averaging
+    from exogym_core.strategy.parts.flight import Steps
 
 __all__ = ["SHARDINGS", "ShardedReplica", "Sharding"]
 
@@ -82,11 +83,11 @@ class Sharding:
         parameters: Sequence[Tensor],
         comm: Communicator,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-        codec: Codec | None = None,
+        averaging: Averaging | None = None,
     ) -> GradientAverager:
         """What averages the gradients of `parameters` over the ranks of `comm`, in shards or whole."""
         if self.name == "NO_SHARD" or 1 in (comm.world_size, self.ranks_per_node):
-            return GradientAverager(parameters, comm, bucket_bytes, codec)
+            return GradientAverager(parameters, comm, bucket_bytes, averaging)
         return ShardedReplica(parameters, comm, self, bucket_bytes)
 
     def groups(self, comm: Communicator) -> tuple[Communicator, Communicator | None]:
@@ -97,7 +98,7 @@ class Sharding:
         """
         if self.ranks_per_node is None:
             return comm, None
-        machines = Workers.of(comm, self.ranks_per_node, f"sharding={self.name!r}", "ranks_per_node")
+        machines = Site.of(comm, self.ranks_per_node, f"sharding={self.name!r}", "ranks_per_node")
         assert machines.inside is not None
         return machines.inside, machines.between if machines.between.world_size > 1 else None
 
@@ -185,7 +186,7 @@ class ShardedReplica(GradientAverager):
         """Where a gradient is not finite on any rank, make it so on all: they skip the same steps."""
         gradients = [piece.grad for piece in self.held if piece.grad is not None]
         finite = torch.tensor(
-            float(all(bool(g.isfinite().all()) for g in gradients)), device=gradients[0].device
+            float(all(bool(g.isfinite().all()) for g in gradients)), device=self.held[0].device
         )
         self._shards.all_reduce(finite, "min")
         if not finite:
@@ -207,28 +208,29 @@ class ShardedReplica(GradientAverager):
             )
         return spec.build([self._in_pieces(group) for group in groups])
 
-    def between(self, workers: Workers) -> Workers:
-        """This rank's shard is averaged with its like of other workers, by its copies in turns."""
-        return Workers(self._replicas, workers.between)
+    def between(self, site: Site) -> Site:
+        """This rank's shard is averaged with its like of other sites, by its copies in turns."""
+        return Site(self._replicas, site.between)
 
     # --- what is sent ---------------------------------------------------------------------------------------
 
-    def _exchange(self, flat: Tensor) -> Callable[[], Tensor]:
+    def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
         size = self._shards.world_size
         padded = self._padded(flat, -(-len(flat) // size) * size)
-        return self._shards.reduce_scatter(padded, "avg", async_op=True).wait  # type: ignore[no-any-return]
+        average: Tensor = yield self._shards.reduce_scatter(padded, "avg", async_op=True)
+        return average
 
     def _averages(self) -> list[Tensor]:
         if self._replicas is None:
             return super()._averages()
-        handles = [self._replicas.all_reduce(wait(), "avg", async_op=True) for wait in self._posted]
+        handles = [self._replicas.all_reduce(flight.wait(), "avg", async_op=True) for flight in self._posted]
         return [handle.wait() for handle in handles]
 
     def _deliver(self, bucket: Sequence[Tensor], average: Tensor) -> None:
         pieces = [self._piece_of[parameter] for parameter in bucket]
         average = average[: _num_values(pieces)]
         for parameter, piece, gradient in zip(bucket, pieces, unflatten(average, pieces), strict=True):
-            parameter.grad, piece.grad = None, gradient
+            parameter.grad, piece.grad = None, received_gradient(parameter.grad, gradient)
 
     # --- cutting --------------------------------------------------------------------------------------------
 

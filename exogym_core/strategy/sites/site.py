@@ -1,4 +1,4 @@
-"""Workers that are groups of ranks: a site's ranks share one replica and its way to the other sites."""
+"""A site: ranks that act as one participant; its ranks share one replica and the way to the other sites."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.flight import run
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,66 +16,78 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.parts.average import Averaging
+    from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["Workers"]
+__all__ = ["Site"]
 
 
 @dataclass(frozen=True)
-class Workers:
-    """This rank's connections: to the ranks of its worker, and to the rank in its place of every worker.
+class Site:
+    """This rank's connections: to the ranks of its site, and to the rank in its place of every site.
 
     Attributes:
-        inside: the ranks of this rank's worker; None if it is the only one.
-        between: the ranks with this rank's place, one a worker.
+        inside: the ranks of this rank's site; None if it is the only one.
+        between: the ranks with this rank's place, one a site.
     """
 
     inside: Communicator | None
     between: Communicator
 
     @classmethod
-    def of(
-        cls, comm: Communicator, ranks_per_worker: int, where: str, name: str = "ranks_per_worker"
-    ) -> Workers:
-        """Workers of so many consecutive ranks each; called by all ranks of `comm`.
+    def of(cls, comm: Communicator, ranks_per_site: int, where: str, name: str = "ranks_per_worker") -> Site:
+        """Sites of so many consecutive ranks each; called by all ranks of `comm`.
 
         Raises:
-            InputError: the ranks cannot be cut into such workers.
+            InputError: the ranks cannot be cut into such sites.
         """
-        if ranks_per_worker == 1:
+        if ranks_per_site == 1:
             return cls(None, comm)
-        if comm.world_size % ranks_per_worker:
+        if comm.world_size % ranks_per_site:
             raise InputError(
-                f"{where}: {name}={ranks_per_worker} does not divide the {comm.world_size} ranks; "
+                f"{where}: {name}={ranks_per_site} does not divide the {comm.world_size} ranks; "
                 f"every {name.removeprefix('ranks_per_')} has as many"
             )
-        place = comm.rank % ranks_per_worker
+        place = comm.rank % ranks_per_site
         first = comm.rank - place
-        inside = comm.group(range(first, first + ranks_per_worker))
-        return cls(inside, comm.group(range(place, comm.world_size, ranks_per_worker)))
+        inside = comm.group(range(first, first + ranks_per_site))
+        return cls(inside, comm.group(range(place, comm.world_size, ranks_per_site)))
 
-    def average(self, averaging: Averaging, flat: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Average `flat` over workers, in place; the ranks of a worker have the same values.
+    def steps(self, averaging: Averaging, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
+        """Average `flat` over sites, in place; the ranks of a site have the same values.
 
-        Each rank of a worker of k averages the k-th part that falls to it with its like in the other workers,
-        then gives the result to its worker's ranks. So between workers the values travel once per worker, over
+        Each rank of a site of k averages the k-th part that falls to it with its like in the other sites,
+        then gives the result to its site's ranks. So between sites the values travel once per site, over
         the connections of all its ranks at the same time.
         """
         if self.inside is None:
-            return averaging.flat(self.between, flat, residual)
+            return (yield from averaging.steps(self.between, flat, residual))
         if self.between.world_size == 1:
             return flat
         place, size = self.inside.rank, self.inside.world_size
         parts = flat.tensor_split(size)
         own = parts[place]
-        averaging.flat(self.between, own, None if residual is None else residual.tensor_split(size)[place])
+        lost = None if residual is None else residual.tensor_split(size)[place]
+        yield from averaging.steps(self.between, own, lost)
         with self.inside.counted_as(own.nbytes):
-            received = self.inside.all_to_all([own] * size)
+            posted = self.inside.all_to_all([own] * size, async_op=True)
+        received = yield posted
         for part, got in zip(parts, received, strict=True):
             part.copy_(got)
         return flat
 
+    def average(self, averaging: Averaging, flat: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The same, waited for."""
+        return run(self.steps(averaging, flat, residual))
+
+    def among(self, sites: Sequence[int]) -> Site:
+        """This rank's connections to some of the sites, its own among them."""
+        if len(sites) == self.between.world_size:
+            return self
+        # A group that comes again goes over the connections that it has.
+        return Site(self.inside, self.between.group(sites, reuse=True))
+
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite `tensors` with the first rank's: to each worker's first rank, which tells the others."""
+        """Overwrite `tensors` with the first rank's: to each site's first rank, which tells the others."""
         for bucket in plan_buckets(tensors):
             members = [tensors[index] for index in bucket]
             flat = flatten(members)

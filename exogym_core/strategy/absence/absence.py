@@ -17,97 +17,105 @@ if TYPE_CHECKING:
     from exogym_core.strategy.absence.patience import Patience
     from exogym_core.strategy.parts.outer import OuterStep
 
-__all__ = ["LOST", "Peers"]
+__all__ = ["LOST", "Absence"]
 
 #: The round of a rank that nobody can be reached from any more: there is nothing left for it to do.
 LOST = 1 << 62
 
 
-class Peers:
-    """The ranks that average together in rounds, as one of them sees them.
+class Absence:
+    """Who takes part in rounds, where these go on without ranks that are late or cut off.
 
     Who takes part in a round publishes what it led to. Who is late or cut off loses its own steps of that round,
     downloads the newest state that the others have published, and takes part again in the round after that.
 
+    Before `connect` it is only what users say, and can be copied.
+
     Args:
-        comm: connects them.
-        patience: how long they wait for each other.
+        patience: how long ranks wait for each other.
+        steps_a_round: local steps.
 
     Attributes:
         number: the rounds that this rank's parameters have behind them, its own or others'.
-        present: the ranks of the last round; those who are there from the start before the first.
+        present: the ranks of the last round, whose models are looked at together; those who are there from the
+            start before the first.
     """
 
-    def __init__(self, comm: Communicator, patience: Patience) -> None:
+    def __init__(self, patience: Patience, steps_a_round: int) -> None:
+        self.patience, self.steps_a_round = patience, steps_a_round
         self.number = 0
-        self.present = [rank for rank in range(comm.world_size) if rank not in patience.join_at]
-        self._comm, self._patience = comm, patience
+        self.present: list[int] = []
         self._has_begun = False
         self._news: dict[str, Any] = {}
 
-    @classmethod
-    def of(
-        cls, comm: Communicator | None, patience: Patience | None, ranks_per_worker: int, where: str
-    ) -> Peers | None:
-        """None where nobody has to be waited for, or everybody is for as long as it takes.
+    def connect(self, comm: Communicator, ranks_per_site: int, where: str) -> None:
+        """Meet over `comm`.
 
         Raises InputError, beginning with `where`, where time-outs do not go with the rest.
         """
-        if patience is None or comm is None or comm.world_size == 1:
-            return None
-        patience.check(where, comm, ranks_per_worker)
-        return cls(comm, patience)
+        self.patience.check(where, comm, ranks_per_site)
+        self._comm = comm
+        self.present = [rank for rank in range(comm.world_size) if rank not in self.patience.join_at]
 
-    def begin(self, outer: OuterStep) -> None:
+    def follow(self, outer: OuterStep) -> None:
+        """Rounds are those of `outer`."""
+        self._outer = outer
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether the others have done the step after `step` steps while this rank was away."""
+        self.begin()
+        return step < self.number * self.steps_a_round
+
+    def begin(self) -> None:
         """Called before the first step: who joins late does so, and gets what the others have by then."""
         if self._has_begun:
             return
         self._has_begun = True
-        late = self._patience.join_at
+        late = self.patience.join_at
         if self._comm.rank in late:
             self._comm.advance(late[self._comm.rank])
-            self._catch_up(outer, 0, 0)
+            self._catch_up(0, 0)
         elif late:
-            self._comm.publish(0, _packed(outer))
+            self._comm.publish(0, _packed(self._outer))
 
-    def round(self, outer: OuterStep) -> None:
+    def round(self) -> None:
         """End a round: take the outer step with those who come in time, or catch up with them."""
+        outer = self._outer
 
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
             return outer.averaged(peers, residuals), residuals
 
-        patience = self._patience
         self.present, result = self._comm.among_present(
             average,
-            patience.waiting_seconds,
-            patience.averaging_seconds,
+            self.patience.waiting_seconds,
+            self.patience.averaging_seconds,
             number=self.number,
             awaited=self.present,
         )
         if result is None:
-            self._catch_up(outer, self.number + 1, self.number + 1)
+            self._catch_up(self.number + 1, self.number + 1)
             return
-        gradients, residuals = result
+        gradients, outer.residuals = result
         outer.apply(gradients)
-        outer.residuals = residuals
+        outer.reset_parameters()
         self.number += 1
         self._news = {"averaged_ranks": list(self.present)}
         self._comm.publish(self.number, _packed(outer))
 
-    def _catch_up(self, outer: OuterStep, missed: int, at_least: int) -> None:
+    def _catch_up(self, missed: int, at_least: int) -> None:
         fetched = self._comm.fetch(at_least)
         if fetched is None:
             self.number = LOST
         else:
             self.number, tensors = fetched
-            _unpack(outer, tensors)
+            _unpack(self._outer, tensors)
         self._news = {"missed_round": missed, "back_in_round": None if fetched is None else self.number + 1}
 
-    def row(self, step: int, steps_a_round: int) -> dict[str, Any]:
+    def row(self, step: int) -> dict[str, Any]:
         """What the row of a step tells of its round: which it is, and at its end how it went."""
         news, self._news = self._news, {}
-        return {"round": -(-step // steps_a_round), **news}
+        return {"round": -(-step // self.steps_a_round), **news}
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is."""

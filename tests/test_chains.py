@@ -1,0 +1,302 @@
+"""Chains of modules: that they compose, that EXO Gym's names work on top, and what files say."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from torch import Tensor, nn
+
+from exogym_core.app.experiment import Experiment
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    AveragingCommunicator,
+    Chain,
+    CommunicateOptimizeStrategy,
+    CommunicationModule,
+    DiLoCoCommunicator,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    Module,
+    Sites,
+    SparseCommunicator,
+    SPARTADiLoCoStrategy,
+    SPARTAStrategy,
+    all_reduce,
+    build_strategy,
+)
+from exogym_core.strategy.parts.codecs import Int8Codec
+from netsim.files.errors import InputError, UnknownNameError
+
+SEED = 3
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+def same_runs(first: Any, second: Any, num_ranks: int = 4) -> None:
+    """Both strategies give the same bits and send the same bytes."""
+    model, batches = reference.make_problem(num_ranks, 6, 4, 6, seed=1)
+    one, other = (reference.run_strategy(strategy, model, batches, SEED) for strategy in (first, second))
+    assert all(map(torch.equal, one.results, other.results))
+    assert one.traffic == other.traffic
+
+
+@pytest.mark.parametrize(
+    ("strategy", "chain"),
+    [
+        (DiLoCoStrategy(ADAMW, H=2), Chain([DiLoCoCommunicator(H=2)], ADAMW)),
+        (
+            DiLoCoStrategy(ADAMW, H=2, ranks_per_worker=2, max_norm=0.3),
+            Chain([Sites(2), DiLoCoCommunicator(H=2)], ADAMW, max_norm=0.3),
+        ),
+        (
+            DiLoCoStrategy(ADAMW, H=2, ranks_per_worker=2, sharding="FULL_SHARD"),
+            Chain([DiLoCoCommunicator(H=2), Sites(2, sharding="FULL_SHARD")], ADAMW),
+        ),
+        (
+            DiLoCoStrategy(ADAMW, H=2, ranks_per_worker=2),
+            CommunicateOptimizeStrategy([DiLoCoCommunicator(2, ranks_per_worker=2)], ADAMW),
+        ),
+        (
+            SPARTADiLoCoStrategy(ADAMW, p_sparta=0.3, H=3),
+            Chain([SparseCommunicator(p_sparta=0.3), DiLoCoCommunicator(3)], ADAMW),
+        ),
+        (FedAvgStrategy(ADAMW, island_size=2), Chain([AveragingCommunicator(2)], ADAMW)),
+        (AllReduceStrategy(ADAMW), Chain([Sites()], ADAMW)),
+        (AllReduceStrategy(ADAMW), Chain([Sites(4)], ADAMW)),
+    ],
+)
+def test_strategies_are_chains(strategy: Any, chain: Any) -> None:
+    same_runs(strategy, chain)
+
+
+def test_modules_of_exo_gyms_strategy_bring_their_sites_along() -> None:
+    """A site's gradients were not averaged: its ranks drifted apart, and a round took one of them for the site."""
+    model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
+    strategy = CommunicateOptimizeStrategy([DiLoCoCommunicator(2, ranks_per_worker=2)], optim_spec=ADAMW)
+    run = reference.run_strategy(strategy, model, batches, SEED)
+    joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
+    expected = reference.reference_local(model, joined, ADAMW, reference.outer(model, 2))  # type: ignore[arg-type]
+    for rank, got in enumerate(run.results):
+        torch.testing.assert_close(got, reference.vector(expected[rank // 2]), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("module", [SparseCommunicator(p_sparta=0.3), AveragingCommunicator(H=2)])
+@pytest.mark.parametrize("sharding", ["NO_SHARD", "SHARD_GRAD_OP"])
+def test_modules_behind_sites_bring_sites_together(module: Module, sharding: str) -> None:
+    """Equal to one rank a site with the site's batch; and only one rank's worth goes between sites."""
+    model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
+    joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
+    of_sites = reference.run_strategy(
+        Chain([Sites(2, sharding=sharding), module], ADAMW), model, batches, SEED
+    )
+    if sharding == "NO_SHARD" or isinstance(
+        module, AveragingCommunicator
+    ):  # shards choose among their own values
+        alone = reference.run_strategy(Chain([module], ADAMW), model, joined, SEED)  # type: ignore[arg-type]
+        for rank, got in enumerate(of_sites.results):
+            torch.testing.assert_close(got, alone.results[rank // 2], rtol=1e-9, atol=1e-9)
+    for rank in (0, 2):
+        assert torch.equal(of_sites.results[rank], of_sites.results[rank + 1])
+
+
+def sum_of_displacements(strategy: Any) -> Tensor:
+    """Where many steps of tiny gradients lead to."""
+    torch.manual_seed(0)
+    model, batches = reference.make_problem(2, 40, 3, 4, seed=2)
+    return reference.run_strategy(strategy, model, batches, SEED).results[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **how: AllReduceStrategy(SGD, **how),
+        lambda **how: FedAvgStrategy(SGD, H=2, **how),
+        lambda **how: SPARTAStrategy(SGD, p_sparta=1.0, **how),
+        lambda **how: DiLoCoStrategy(SGD, H=2, outer_optim_spec="sgd", outer_lr=1.0, **how),
+        lambda **how: Chain([Sites(1), DiLoCoCommunicator(H=2, **how)], SGD),
+    ],
+    ids=["AllReduce", "FedAvg", "SPARTA", "DiLoCo", "Chain"],
+)
+def test_error_feedback_helps_any_of_them(make: Any) -> None:
+    """What a coarse codec rounds off is not lost: the run ends nearer to the one that rounds nothing."""
+
+    class Coarse(Int8Codec):
+        largest = 7
+
+        def _codes(self, levels: Tensor) -> Tensor:
+            return levels.round().clamp(-7, 7).to(torch.int8)
+
+    exact = sum_of_displacements(make())
+    plain = sum_of_displacements(make(codec=Coarse(chunk=64)))
+    fed = sum_of_displacements(make(codec=Coarse(chunk=64), error_feedback=True))
+    assert float((fed - exact).norm()) < float((plain - exact).norm())
+
+
+# --- hooks -------------------------------------------------------------------------------------------------
+
+
+class Telling(Module):
+    """Writes down when its hooks are called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heard: list[str] = []
+
+    def before_backward(self, last_micro_batch: bool) -> None:
+        self.heard.append(f"{self.name} before_backward {last_micro_batch}")
+
+    def before_update(self) -> None:
+        self.heard.append(f"{self.name} before_update")
+
+    def after_update(self) -> None:
+        self.heard.append(f"{self.name} after_update")
+
+    def end_step(self) -> None:
+        self.heard.append(f"{self.name} end_step")
+
+    def at_end(self) -> None:
+        self.heard.append(f"{self.name} at_end")
+
+
+def test_hooks_run_in_the_chains_order() -> None:
+    heard: list[str] = []
+
+    def body(comm: Any) -> None:
+        chain, model = Chain([Telling("a"), Telling("b")], SGD), nn.Linear(1, 1)
+        for module in chain.modules:
+            module.heard = heard  # type: ignore[attr-defined]
+        chain.setup(model, comm, 1, 0)
+        chain.before_backward(last_micro_batch=True)
+        model(torch.ones(1, 1)).sum().backward()
+        chain.step()
+        chain.finish()
+
+    reference.run_ranks(body, 1)
+    hooks = ["before_backward True", "before_update", "after_update", "end_step", "at_end"]
+    assert heard == [f"{name} {hook}" for hook in hooks for name in "ab"]
+
+
+def test_a_chain_without_modules_trains_alone() -> None:
+    model, batches = reference.make_problem(2, 3, 4, 6, seed=1)
+    run = reference.run_strategy(Chain(optim_spec=ADAMW), model, batches, SEED)
+    expected = reference.reference_local(model, batches, ADAMW, lambda *_: None)
+    for got, replica in zip(run.results, expected, strict=True):
+        torch.testing.assert_close(got, reference.vector(replica))
+    assert [traffic.bytes_sent for traffic in run.traffic] == [0, 0]
+    assert Chain().judged == "own"
+
+
+# --- files and mistakes ------------------------------------------------------------------------------------
+
+FILE = """
+name: chains
+task: {name: digits}
+model: {name: mlp}
+workers: {count: 2}
+topology: two-datacenters
+steps: 4
+batch_size: 8
+strategies:
+  - {name: Chain, optim_spec: sgd, lr: 0.1, modules: [{name: Sites, ranks_per_worker: 2}, {name: DiLoCo, H: 2}]}
+"""
+
+
+def test_files_name_modules(tmp_path: Any) -> None:
+    path = tmp_path / "chains.yaml"
+    path.write_text(FILE)
+    experiment = Experiment.load(path)
+    chain = experiment.build_strategy(experiment.strategies[0])
+    assert isinstance(chain, Chain)
+    assert [type(module) for module in chain.modules] == [Sites, DiLoCoCommunicator]
+    assert chain.judged == "outer"
+    path.write_text(FILE.replace("name: Sites", "name: Site"))
+    with pytest.raises(InputError, match="unknown module 'Site': did you mean 'Sites'"):
+        Experiment.load(path)
+
+
+class Silent(CommunicationModule):
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Chain(DiLoCoCommunicator()), "Chain: <exogym_core"),
+        (
+            lambda: build_strategy("Chain", modules=5),
+            "Chain: modules=5 must be a list such as [{name: DiLoCo",
+        ),
+        (lambda: build_strategy("Chain", modules=[{"H": 5}]), "Chain: module {'H': 5}: say which one"),
+        (lambda: build_strategy("Chain", modules=["DiLoCo"]), "Chain: ['DiLoCo'] must be a list of modules"),
+        (lambda: Sites(0), "Sites: ranks_per_worker=0 must be a whole number of at least 1"),
+        (lambda: Sites(ranks_per_site=0), "Sites: ranks_per_site=0 must be a whole number of at least 1"),
+        (lambda: Sites(H=3), "unknown argument of Sites 'H': "),
+        (lambda: DiLoCoCommunicator(p_sparta=3), "unknown argument of DiLoCoCommunicator 'p_sparta': "),
+        (
+            lambda: Chain([DiLoCoCommunicator(averaging_timeout="9 s"), Silent()]),
+            "Chain: rounds that go on without absent ranks do not go with Silent, which waits for all",
+        ),
+        (
+            lambda: DiLoCoStrategy(sharding="FULL_SHARD"),
+            "DiLoCoStrategy: sharding='FULL_SHARD' divides a worker of several ranks: say ranks_per_worker",
+        ),
+        (
+            lambda: FedAvgStrategy(island_size=2, codec="int8", error_feedback=True),
+            "FedAvgStrategy: error_feedback=True goes with one group that stays; leave out island_size=",
+        ),
+        (
+            lambda: DiLoCoStrategy(error_feedback="no"),
+            "DiLoCoStrategy: error_feedback='no' must be true or false",
+        ),
+        (
+            lambda: DiLoCoStrategy(num_inner_steps=0),
+            "DiLoCoStrategy: num_inner_steps=0 must be a whole number",
+        ),
+        (
+            lambda: all_reduce(torch.ones(1)),
+            "all_reduce: a strategy's exchanges go through its communicator: write self.comm.all_reduce(tensor)",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_line(make: Any, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_sites_are_named_once() -> None:
+    model, batches = reference.make_problem(4, 1, 2, 2, seed=1)
+    with pytest.raises(InputError, match="Chain: has sites already; name Sites once"):
+        reference.run_strategy(Chain([Sites(2), DiLoCoCommunicator(2, ranks_per_worker=2)]), model, batches)
+    with pytest.raises(InputError, match="Chain: ranks_per_worker=3 does not divide the 4 ranks"):
+        reference.run_strategy(Chain([Sites(3)]), model, batches)
+
+
+@pytest.mark.parametrize("name", ["adamw", "rmsprop", torch.optim.Adam])
+def test_demo_refuses_optimizers_that_make_another_algorithm_of_it(name: Any) -> None:
+    """As EXO Gym's nanogpt_train builds it: AdamW, whose rate was taken there and nothing else."""
+    with pytest.raises(
+        InputError, match=r"DeMoStrategy: optim_spec=\w+ would take DeMo's signs.* write lr=0.002"
+    ):
+        build_strategy("DeMo", optim_spec=name, lr=0.002)
+
+
+@pytest.mark.parametrize("kwargs", [{"warmup_steps": None}, {"floor": None, "cosine_anneal": None}])
+def test_what_a_file_leaves_null_is_the_default(kwargs: dict[str, Any]) -> None:
+    """`warmup_steps:` without a value crashed inside a rank."""
+    model, batches = reference.make_problem(1, 2, 2, 2, seed=1)
+    given = DiLoCoStrategy("sgd", lr=0.1, lr_scheduler="lambda_cosine", lr_scheduler_kwargs=kwargs)
+    plain = DiLoCoStrategy("sgd", lr=0.1, lr_scheduler="lambda_cosine")
+    got, want = (reference.run_strategy(s, model, batches).results[0] for s in (given, plain))
+    assert torch.equal(got, want)
+
+
+def test_unknown_arguments_are_refused_even_as_none() -> None:
+    with pytest.raises(UnknownNameError, match="unknown argument of DiLoCoStrategy 'galaxy_size'"):
+        DiLoCoStrategy(galaxy_size=None)
