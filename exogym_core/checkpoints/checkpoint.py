@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.names import visible
 from exogym_core.checkpoints.log import LogPart, LogWriter, read_logs
 from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_state, write_new, write_state
+from exogym_core.names import visible
+from exogym_core.ranks.journal import Journal
 from exogym_core.results.lock import FolderLock
 from exogym_core.results.record import RecordError
-from exogym_core.ranks.journal import Journal
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,0 +1,226 @@
+"""The log of a run on disk: what ranks have requested of the clock, and what was observed, appended as it comes.
+
+It is one file a stretch between restarts, of compressed pieces of lines. Checkpoints of the stretch share it (their
+folders hold links to it): each knows how far it goes, and how many of each rank's requests belong to it, since ranks
+pass a step one after the other. Nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from bisect import bisect_left
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.checkpoints.rank_state import damaged
+from exogym_core.names import visible
+from exogym_core.ranks.journal import request_from_record, request_to_line
+from exogym_core.results.record import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from netsim.ranks.kernel import Request
+
+__all__ = ["LogPart", "LogWriter", "read_logs"]
+
+_PIECE_BYTES = 1 << 20
+_OBSERVED = -1  # where the rank stands in a request's line
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """How much of a log belongs to a checkpoint.
+
+    Attributes:
+        name: of the file.
+        num_bytes, sha256: of its beginning.
+        lengths: how many of each rank's requests in it.
+        num_observed: how many of the rows observed: those of steps before the checkpoint's.
+    """
+
+    name: str
+    num_bytes: int
+    sha256: str
+    lengths: tuple[int, ...]
+    num_observed: int
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> LogPart:
+        """What `to_plain` told."""
+        return cls(
+            plain["name"], plain["num_bytes"], plain["sha256"], tuple(plain["lengths"]), plain["num_observed"]
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self) | {"lengths": list(self.lengths)}
+
+
+class LogWriter:
+    """Appends to a hidden file of `folder`, to which checkpoints link.
+
+    Args:
+        folder: of the checkpoints.
+        earlier: parts of former stretches, and where they lie.
+        num_past: how many of each rank's requests are in them: these are not written again when they are played.
+    """
+
+    def __init__(
+        self, folder: Path, earlier: Sequence[tuple[Path, LogPart]], num_past: Sequence[int]
+    ) -> None:
+        self._earlier, self._to_skip = list(earlier), list(num_past)
+        self._name = f"log-{len(earlier) + 1:04}.jsonl.gz"
+        self._path = folder / f".log-{secrets.token_hex(4)}"
+        self._lengths = [0] * len(num_past)
+        self._num_observed = 0
+        self._steps: list[int] = []  # of the rows after those
+        self._lines: list[str] = []
+        self._num_characters = self._num_bytes = 0
+        self._digest = hashlib.sha256()
+        self._descriptor: int | None = None
+
+    def length(self, rank: int) -> int:
+        """How many of a rank's requests are in it by now."""
+        return self._lengths[rank]
+
+    def add(self, rank: int, request: Request) -> None:
+        """Append a request.
+
+        Raises:
+            InputError: a marked row holds what cannot be kept.
+            RecordError: the file cannot be written.
+        """
+        if self._to_skip[rank]:
+            self._to_skip[rank] -= 1
+            return
+        self._lengths[rank] += 1
+        self._append(request_to_line(rank, request))
+
+    def add_observed(self, row: Mapping[str, Any]) -> None:
+        """Append a row that was observed; rows come in order of steps."""
+        self._steps.append(row["step"])
+        self._append(json.dumps([_OBSERVED, row], separators=(",", ":")))
+
+    def _append(self, line: str) -> None:
+        self._lines.append(line)
+        self._num_characters += len(line)
+        if self._num_characters >= _PIECE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        text = "".join(f"{line}\n" for line in self._lines)
+        self._lines, self._num_characters = [], 0
+        piece = gzip.compress(text.encode(), compresslevel=4, mtime=0)
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            written = 0
+            while written < len(piece):
+                written += os.write(self._descriptor, piece[written:])
+        except OSError as error:
+            raise RecordError(
+                f"{visible(self._path)}: cannot be written: {error.strerror or error}"
+            ) from error
+        self._num_bytes += len(piece)
+        self._digest.update(piece)
+
+    def link_into(self, folder: Path, step: int, lengths: Sequence[int]) -> list[LogPart]:
+        """Have all parts in the folder of the checkpoint of a step, down to the disk; returns them.
+
+        Raises:
+            RecordError: a file cannot be written.
+        """
+        self._flush()
+        assert self._descriptor is not None
+        num_before = bisect_left(self._steps, step)
+        self._num_observed += num_before
+        del self._steps[:num_before]
+        parts = []
+        try:
+            os.fsync(self._descriptor)
+            for home, part in self._earlier:
+                _link(home / part.name, folder / part.name)
+                parts.append(part)
+            _link(self._path, folder / self._name)
+        except OSError as error:
+            raise RecordError(f"{visible(folder)}: cannot be written: {error.strerror or error}") from error
+        digest = self._digest.hexdigest()
+        own = LogPart(self._name, self._num_bytes, digest, tuple(lengths), self._num_observed)
+        return [*parts, own]
+
+    def moved(self, old: Path, new: Path) -> None:
+        """The folder with earlier parts is another now."""
+        self._earlier = [(new if home == old else home, part) for home, part in self._earlier]
+
+    def close(self) -> None:
+        """Let go of the file; what checkpoints link to stays."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not on this file system, or to another one
+        shutil.copyfile(source, target)
+        target.chmod(0o600)
+
+
+def read_logs(
+    folder: Path, parts: Sequence[LogPart], num_ranks: int
+) -> tuple[list[list[Request]], list[dict[str, Any]]]:
+    """What each rank had requested, and what had been observed.
+
+    Raises:
+        RecordError: a file is missing or damaged.
+    """
+    streams: list[list[Request]] = [[] for _ in range(num_ranks)]
+    observed: list[dict[str, Any]] = []
+    # Rows that say the same are one object, and so are calls: a log repeats itself all the time.
+    seen: dict[str, Request] = {}
+    for part in parts:
+        text = _read(folder / part.name, part)
+        try:
+            left, num_observed = list(part.lengths), 0
+            for line in gzip.decompress(text).decode().splitlines():
+                rank_text, _, rest = line[1:].partition(",")
+                rank = int(rank_text)
+                if rank == _OBSERVED:
+                    num_observed += 1
+                    if num_observed <= part.num_observed:
+                        observed.append(json.loads(f"[{rest}")[0])
+                elif left[rank]:
+                    left[rank] -= 1
+                    request = seen.get(rest)
+                    if request is None:
+                        request = seen[rest] = request_from_record(json.loads(f"[{rest}"))
+                    streams[rank].append(request)
+            if any(left):
+                raise ValueError("requests are missing")
+        except (OSError, EOFError, ValueError, IndexError, KeyError, TypeError) as error:
+            raise damaged(folder / part.name, error) from error
+    return streams, observed
+
+
+def _read(path: Path, part: LogPart) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(part.num_bytes)
+    except OSError as error:
+        raise RecordError(f"{visible(path)}: cannot be read: {error.strerror or error}") from error
+    if len(content) < part.num_bytes:
+        raise damaged(path, f"{len(content)} bytes, {part.num_bytes} were written")
+    if hashlib.sha256(content).hexdigest() != part.sha256:
+        raise damaged(path, "its SHA-256 is another")
+    return content
