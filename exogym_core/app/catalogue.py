@@ -72,11 +72,21 @@ def _protocols() -> Section:
     return [(name, "") for name in PRESETS]
 
 
+def _planned() -> Section:
+    from exogym_core.planning.models import PLANNED_MODELS
+
+    return [
+        (name, f"{sizes['num_layers']} layers of width {sizes['width']}, for netgym plan")
+        for name, sizes in PLANNED_MODELS.items()
+    ]
+
+
 SECTIONS: Mapping[str, Callable[[], Section]] = {
     "strategies": _strategies,
     "tasks": _tasks,
     "models": _models,
     "topologies": _topologies,
+    "planned models": _planned,
     "devices": _devices,
     "protocols": _protocols,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
+from exogym_core.app.plan_commands import plan
 from exogym_core.app.runs import resume_run, show_report, stdout, train
 from exogym_core.names import visible, visible_text
 from netsim.files.errors import InputError, NetsimError, unknown_name
@@ -302,6 +303,9 @@ def _build_shipped(experiment: Experiment) -> str:
             experiment.build_model(task)
     told = ", ".join(code.reference for code in experiment.own_code)
     return f"; not tried, since that would run its code: {visible(told)}" if told else ""
+
+
+cli.add_command(plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,115 @@
+"""`netgym plan`, `netgym advise`, `netgym reproduce`: what a strategy needs, before anything is paid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from exogym_core.app.planned import Request
+
+__all__ = ["plan"]
+
+
+def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_WHERE = (
+    click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own, else a100]."),
+    click.option("--utilisation", type=float, help="Share of the device's peak that is reached [0.4]."),
+    click.option(
+        "--devices-per-worker", type=click.IntRange(1), default=1, show_default=True, help="That act as one."
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        help="Sequences of a worker in a step [the experiment's, else 256].",
+    ),
+    click.option(
+        "--sequence", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a sequence."
+    ),
+    click.option("--protocol", metavar="NAME", help="Another protocol."),
+    click.option("--price", type=float, metavar="DOLLARS", help="Of a worker's hour, for the cost."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+)
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path), required=False)
+@_options(
+    click.option("--model", metavar="NAME", help="Such as llama-13b; see: netgym list 'planned models'."),
+    click.option("--strategy", "strategies", metavar="NAME", multiple=True, help="May be repeated."),
+    click.option("--topology", metavar="NAME", help="A shipped network or a file."),
+    click.option("--workers", type=click.IntRange(1), help="How many [one a host]."),
+    click.option("--tokens", metavar="NUMBER", help="The budget, such as 200B, for days and cost."),
+    click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As netgym run has it."),
+    click.option(
+        "--sweep",
+        "sweeps",
+        metavar="KEY=A,B,...",
+        multiple=True,
+        help="Plan for each value; keys as in --set, and wan.bandwidth. May be repeated.",
+    ),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write a page with plots."),
+    *_WHERE,
+)
+def plan(
+    experiment: Path | None, sweeps: tuple[str, ...], out: Path | None, as_json: bool, **words: Any
+) -> None:
+    """Say what the strategies of EXPERIMENT need: seconds, bytes, memory, days and money. Nothing is trained.
+
+    Without EXPERIMENT: --model, --strategy and --topology.
+    """
+    from exogym_core.app.planned import request_of
+    from exogym_core.planning.plan import plan as planned
+    from exogym_core.planning.sweep import break_even, grid, step_ratio_lines
+
+    rows: list[dict[str, Any]] = []
+    points = grid(sweeps)
+    for point in points:
+        request = request_of(experiment, point, **words)
+        rows += [{**row, "point": point} if sweeps else row for row in _plans(request, planned)]
+    if not sweeps:
+        return _tell(rows, rows, as_json, out)
+    keys = [text.partition("=")[0].strip() for text in sweeps]
+    lines = [line for key in keys if _is_axis(rows, key) for line in break_even(rows, key)]
+    told = {"plans": rows, "break_even": lines, "step_ratios": step_ratio_lines(rows)}
+    return _tell(rows, told, as_json, out)
+
+
+def _plans(request: Request, planned: Callable[..., Any]) -> list[dict[str, Any]]:
+    setting = request.setting()
+    return [
+        {"name": label, **planned(strategy, setting, label).to_mapping()}
+        for label, strategy in request.strategies()
+    ]
+
+
+def _is_axis(rows: Sequence[dict[str, Any]], key: str) -> bool:
+    """Whether what was swept can be put on an axis: at least two values, all of them quantities."""
+    values = {row["point"][key] for row in rows}
+    return len(values) > 1 and all(value[:1].isdigit() for value in values)
+
+
+def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | None) -> None:
+    from exogym_core.app.plan_page import print_table, write_page
+
+    if out is not None:
+        write_page(out, rows, plain)
+    if as_json:
+        click.echo(json.dumps(plain, indent=2, allow_nan=False))
+    else:
+        print_table(rows, plain)
+    if out is not None:
+        click.echo(str(out), err=as_json)

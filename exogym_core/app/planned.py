@@ -1,0 +1,230 @@
+"""From an experiment, or a few words in its place, to the settings that are planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.app.experiment import Experiment
+from exogym_core.app.overrides import apply_overrides
+from exogym_core.planning.measure import Setting
+from exogym_core.planning.models import SequenceModel, planned_model
+from exogym_core.planning.networks import with_wan_bandwidth
+from netsim.files.documents import Document, load_document
+from netsim.files.errors import InputError
+from netsim.files.units import parse_bits_per_second
+from netsim.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["WAN_BANDWIDTH", "Request", "parse_tokens", "request_of"]
+
+#: The one key of sweeps and --set that is not an experiment's: what every link between sites carries.
+WAN_BANDWIDTH = "wan.bandwidth"
+
+_SCALES = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_BATCH_SIZE = 256
+
+
+def parse_tokens(text: str) -> float:
+    """A number of tokens as people write it.
+
+    Raises:
+        InputError: it is none.
+
+    >>> parse_tokens("200B"), parse_tokens("1.5 T")
+    (200000000000.0, 1500000000000.0)
+    """
+    plain = text.strip()
+    scale = _SCALES.get(plain[-1:], 1.0)
+    try:
+        number = float(plain[:-1] if plain[-1:] in _SCALES else plain)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e30:
+        raise InputError(f"tokens: {text!r} is no number of tokens; write for example 200B")
+    return number * scale
+
+
+@dataclass(frozen=True)
+class Request:
+    """An experiment to plan.
+
+    Attributes:
+        experiment: its strategies, network, compute time and workers.
+        model: without values.
+        tokens: the budget; None: the experiment's steps.
+        dollars_per_hour: of one worker.
+        wan_bandwidth: on every link between sites, as text; None: the topology's.
+        devices_per_worker: devices that compute a worker's batch together, without loss.
+    """
+
+    experiment: Experiment
+    model: SequenceModel
+    tokens: float | None = None
+    dollars_per_hour: float | None = None
+    wan_bandwidth: str | None = None
+    devices_per_worker: int = 1
+
+    @classmethod
+    def of(cls, experiment: Experiment, sequence: int = 2048, **options: Any) -> Request:
+        """With the experiment's model on the meta device; no task is loaded, no data are read.
+
+        Raises:
+            InputError: there is no topology, or the model cannot be made without data.
+        """
+        named = experiment.settings.model
+        if named is None:
+            raise InputError("plan: the experiment names no model; add --model, such as --model llama-13b")
+        arguments = dict(named.options)
+        name, preset = named.name, arguments.pop("preset", None)
+        length = int(arguments.pop("block_size", sequence))
+        if name in ("llama", "gpt"):
+            name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
+        return cls(experiment, planned_model(name, length, **arguments), **options)
+
+    def setting(self) -> Setting:
+        """Where the experiment's strategies run.
+
+        Raises:
+            InputError: it has no topology, or its steps are measured.
+        """
+        experiment, settings = self.experiment, self.experiment.settings
+        topology = experiment.topology
+        if topology is None:
+            raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
+        if self.wan_bandwidth is not None:
+            topology = with_wan_bandwidth(topology, parse_bits_per_second(self.wan_bandwidth))
+        count = settings.workers.count
+        tokens = self.tokens
+        if tokens is None:
+            tokens = float(settings.steps * settings.batch_size * count * self.model.length)
+        return Setting(
+            self.model,
+            topology,
+            experiment.compute,
+            count,
+            settings.batch_size,
+            tokens,
+            settings.placement,
+            _completed(settings.protocol, topology.protocol),
+            settings.collectives,
+            bool(settings.autocast),
+            self.dollars_per_hour,
+            settings.seed,
+            self.devices_per_worker,
+        )
+
+    def strategies(self) -> list[tuple[str, Strategy]]:
+        """Each strategy by its label, built anew."""
+        experiment = self.experiment
+        return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
+
+
+def _completed(given: Any, of_topology: Any) -> str | Mapping[str, Any] | None:
+    """A protocol of which only settings are given means the topology's with these; else TCP's."""
+    if not isinstance(given, dict) or "preset" in given:
+        return given
+    base = {"preset": of_topology} if isinstance(of_topology, str) else dict(of_topology or {})
+    return {"preset": "linux-tcp", **base, **given}
+
+
+def _document(strategies: Sequence[str], model: str, topology: str, count: int) -> dict[str, Any]:
+    """An experiment's document from words of the command line; what concerns data is not used."""
+    return {
+        "name": "plan",
+        "task": "digits",
+        "model": {"name": model},
+        "workers": {"count": count},
+        "topology": topology,
+        "steps": 1,
+        "autocast": "bf16",
+        "strategies": [{"name": name} for name in strategies],
+    }
+
+
+def request_of(
+    path: Path | None,
+    point: Mapping[str, str],
+    *,
+    model: str | None = None,
+    strategies: Sequence[str] = (),
+    topology: str | None = None,
+    workers: int | None = None,
+    tokens: str | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    utilisation: float | None = None,
+    devices_per_worker: int = 1,
+    batch_size: int | None = None,
+    sequence: int = 2048,
+    protocol: str | None = None,
+    price: float | None = None,
+) -> Request:
+    """What a command line asks to plan, at one point of its sweeps.
+
+    Raises:
+        InputError: neither an experiment nor a model, a strategy and a topology; or what is wrong in them.
+    """
+    sets = [*overrides, *(f"{key}={value}" for key, value in point.items())]
+    bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
+    sets = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
+    if topology is not None and Path(topology).is_file():
+        topology = str(Path(topology).resolve())
+    named = {"topology": topology, "protocol": protocol}
+    if path is None:
+        missing = [
+            flag
+            for flag, value in (("--model", model), ("--strategy", strategies), ("--topology", topology))
+            if not value
+        ]
+        if missing:
+            raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
+        assert model is not None
+        assert topology is not None
+        count = workers or len(Topology.load(topology).hosts)
+        words = _document(strategies, model, topology, count)
+        document, folder, name = Document("command line", words), Path(), "plan"
+    else:
+        document, folder, name = load_document(path), path.parent, path.stem
+    options = {key: value for key, value in named.items() if value is not None}
+    settled = apply_overrides(document, sets, options)
+    data: Any = settled.data
+    if path is None:
+        data.setdefault("batch_size", _BATCH_SIZE)
+    _set(
+        data,
+        model=model and {"name": model},
+        workers=workers and {"count": workers},
+        batch_size=batch_size,
+    )
+    if device is not None or utilisation is not None or (path is None and "compute" not in data):
+        flops = {"device": device, "utilisation": utilisation}
+        given = {key: value for key, value in flops.items() if value is not None}
+        data["compute"] = {"flops": given}
+    experiment = Experiment.from_document(settled, folder=folder, default_name=name)
+    if path is not None and strategies:
+        experiment = experiment.only(strategies[0])
+    return Request.of(
+        experiment,
+        sequence,
+        tokens=None if tokens is None else parse_tokens(tokens),
+        dollars_per_hour=price,
+        wan_bandwidth=bandwidth[-1] if bandwidth else None,
+        devices_per_worker=devices_per_worker,
+    )
+
+
+def _set(data: Any, **given: Any) -> None:
+    """Put in a document what flags of their own say; a mapping there keeps its other keys."""
+    if not isinstance(data, dict):
+        return  # the schema says what is wrong with it
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            data[key] = {**data[key], **value}
+        elif value is not None:
+            data[key] = value

@@ -1,1 +1,0 @@
-"""A whole run on disk, and on from there."""

@@ -1,0 +1,198 @@
+"""What a strategy needs on a network: seconds, bytes, memory and money, extrapolated from rounds that repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.cost.compute import StepDurations
+from exogym_core.planning.play import Played, draws_bytes, play_steps, rhythm
+from exogym_core.planning.rounds import repeats_from
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from exogym_core.cost.compute import Compute
+    from exogym_core.planning.models import SequenceModel
+    from exogym_core.strategy.base import Strategy
+    from netsim.topology.topology import Topology
+
+__all__ = ["Plan", "Setting", "measure"]
+
+_ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
+_STEPS_WITHOUT_RHYTHM = 64
+_SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a plan takes place: everything but the strategy.
+
+    Attributes:
+        model: whose shapes travel.
+        topology: the network.
+        compute: how long a step takes.
+        num_ranks: workers.
+        batch_size: sequences of each worker in a step.
+        tokens: the budget; None: no days and no cost.
+        placement, protocol, collectives: as `run_ranks` has them.
+        half: the model computes in half precision.
+        dollars_per_hour: of one worker; None: no cost.
+        seed: of jitter and stragglers.
+        devices_per_worker: devices that compute a worker's batch together, without loss.
+    """
+
+    model: SequenceModel
+    topology: Topology
+    compute: Compute
+    num_ranks: int
+    batch_size: int
+    tokens: float | None = None
+    placement: Sequence[str] | None = None
+    protocol: str | Mapping[str, Any] | None = None
+    collectives: str | Mapping[str, str] | None = "auto"
+    half: bool = True
+    dollars_per_hour: float | None = None
+    seed: int = 0
+    devices_per_worker: int = 1
+
+    def durations(self) -> list[StepDurations]:
+        """How long each rank computes a step, by its host's device."""
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        flops = self.model.sequence_flops * self.batch_size / self.devices_per_worker
+        made = []
+        for host in hosts:
+            machine = self.topology.hosts[host]
+            seconds = self.compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+            made.append(StepDurations(self.compute, seconds, self.seed, hosts.index(host)))
+        return made
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one strategy needs.
+
+    Attributes:
+        strategy: its label.
+        seconds_per_step: mean over a round that repeats.
+        seconds_per_round: such a round.
+        steps_per_round: its length.
+        compute_utilisation: computing / all time, mean over ranks.
+        exposed_seconds_per_round: waiting without computing, mean over ranks.
+        tokens_per_second: of all workers.
+        days: to the budget of tokens, the first round included.
+        cost: dollars for the workers' hours until then.
+        bytes_per_worker: payload that leaves a worker a round, the largest worker's.
+        payload_bytes: the encoded message of a round, once.
+        wan_bytes: payload between regions a round, over all workers.
+        memory_per_worker: bytes of weights, gradients, optimizers' and outer states.
+        memory: the same by purpose.
+        steady: whether rounds were seen to repeat; else means over what was played.
+        limit: what holds it up, and the cheapest remedy.
+        expected_bytes: the bytes are those to be expected, as they depend on random numbers.
+        collectives: the algorithms that were used, by operation.
+        remarks: what is to be known besides.
+    """
+
+    strategy: str
+    seconds_per_step: float
+    seconds_per_round: float
+    steps_per_round: int
+    compute_utilisation: float
+    exposed_seconds_per_round: float
+    tokens_per_second: float
+    days: float | None
+    cost: float | None
+    bytes_per_worker: float
+    payload_bytes: float
+    wan_bytes: float
+    memory_per_worker: int
+    memory: dict[str, int]
+    steady: bool
+    limit: dict[str, Any] = field(default_factory=dict)
+    expected_bytes: bool = False
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, in the order of the attributes."""
+        return {**vars(self), "remarks": list(self.remarks)}
+
+
+def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
+    """Play `strategy` until its rounds repeat, and say what it needs.
+
+    Args:
+        strategy: not set up.
+        setting: where.
+        label: its name in results; its class's if None.
+    """
+    name = label or type(strategy).__name__
+    period, quiet = rhythm(strategy, setting.num_ranks)
+    remarks = []
+    if period is None:
+        period, quiet, num_rounds = _STEPS_WITHOUT_RHYTHM, [], 1
+        remarks.append(f"its steps have no rhythm: figures are means over its first {period} steps")
+    else:
+        num_rounds = _ROUNDS
+    played = play_steps(
+        strategy,
+        setting.model.model,
+        setting.num_ranks,
+        period * num_rounds,
+        [durations.seconds for durations in setting.durations()],
+        setting.topology,
+        quiet=quiet,
+        placement=setting.placement,
+        protocol=setting.protocol,
+        collectives=setting.collectives,
+    )
+    return replace(_told(name, setting, played, period, remarks), expected_bytes=draws_bytes(strategy))
+
+
+def _told(name: str, setting: Setting, played: Played, period: int, remarks: list[str]) -> Plan:
+    ends = [0.0, *played.step_seconds[period - 1 :: period]]
+    rounds = [later - earlier for earlier, later in pairwise(ends)]
+    first = repeats_from(rounds)
+    if first is None:
+        first = 1 if len(rounds) > 1 else 0
+        told = ", ".join(f"{seconds:.6g}" for seconds in rounds)
+        remarks.append(f"no two rounds took equally long ({told} s): figures are means over what was played")
+    steady = repeats_from(rounds) is not None
+    kept = rounds[-1:] if steady else rounds[first:]
+    a_round = sum(kept) / len(kept)
+    computing = [seconds / played.step_seconds[-1] for seconds in played.compute_seconds]
+    computed = sum(computing) / len(computing) * sum(rounds) / len(rounds)  # mean seconds a round
+    tokens_a_round = period * setting.num_ranks * setting.batch_size * setting.model.length
+    days = cost = None
+    if setting.tokens is not None:
+        num_rounds = setting.tokens / tokens_a_round
+        cold = sum(rounds[:first]) - first * a_round if num_rounds >= first else 0.0
+        days = (num_rounds * a_round + cold) / _SECONDS_A_DAY
+        if setting.dollars_per_hour is not None:
+            cost = days * 24 * setting.dollars_per_hour * setting.num_ranks
+    return Plan(
+        strategy=name,
+        seconds_per_step=a_round / period,
+        seconds_per_round=a_round,
+        steps_per_round=period,
+        compute_utilisation=min(computed / a_round, 1.0) if a_round else 1.0,
+        exposed_seconds_per_round=max(a_round - computed, 0.0),
+        tokens_per_second=tokens_a_round / a_round if a_round else float("inf"),
+        days=days,
+        cost=cost,
+        bytes_per_worker=max(_a_round(played.bytes_sent, period)),
+        payload_bytes=max(_a_round(played.payload_bytes, period)),
+        wan_bytes=sum(_a_round(played.wan_bytes, period)),
+        memory_per_worker=played.memory["total"],
+        memory=played.memory,
+        steady=steady,
+        collectives=played.collectives,
+        remarks=tuple(remarks),
+    )
+
+
+def _a_round(counts: list[list[int]], period: int) -> list[int]:
+    """What each rank sent in the last round."""
+    return [count[-1] - (count[-1 - period] if len(count) > period else 0) for count in counts]

@@ -1,0 +1,70 @@
+"""What a worker keeps in memory: every tensor that its strategy and model can reach, by what it is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["worker_memory"]
+
+_DEEPEST = 12
+
+
+def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
+    """Bytes by purpose: `weights`, `gradients`, `optimizer`, `outer` (all else that the strategy keeps), `total`.
+
+    Storages count once, whoever shares them. Activations and what a round holds for an instant are not counted:
+    they depend on how the model is computed.
+    """
+    seen: set[int] = set()
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = [state for optimizer in strategy.optimizers[:1] for state in optimizer.state.values()]
+    purposes: dict[str, Any] = {
+        "weights": [*parameters, *model.buffers()],
+        "gradients": gradients,
+        "optimizer": states,
+        "outer": vars(strategy),
+    }
+    counted = {
+        name: sum(_new_bytes(tensor, seen) for tensor in _tensors(things, set()))
+        for name, things in purposes.items()
+    }
+    return {**counted, "total": sum(counted.values())}
+
+
+def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key in seen:
+        return 0
+    seen.add(key)
+    return storage.nbytes()
+
+
+def _tensors(thing: Any, visited: set[int], depth: int = 0) -> Iterator[Tensor]:
+    """All tensors within reach of `thing`, through containers and objects of ours."""
+    if id(thing) in visited or depth > _DEEPEST:
+        return
+    visited.add(id(thing))
+    if isinstance(thing, Tensor):
+        if thing.is_meta:  # others are random states and tables, alike in every plan
+            yield thing
+        return
+    inside: Any = ()
+    if isinstance(thing, dict):
+        inside = list(thing.values())
+    elif isinstance(thing, list | tuple | set):
+        inside = thing
+    elif type(thing).__module__.partition(".")[0] in ("exogym_core", "torch") and hasattr(thing, "__dict__"):
+        inside = list(vars(thing).values())
+    for part in inside:
+        yield from _tensors(part, visited, depth + 1)

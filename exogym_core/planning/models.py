@@ -1,0 +1,92 @@
+"""Language models by name in their published dimensions, on the meta device: shapes without values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.cost.flops import count_flops
+from exogym_core.tasks.gpt import GPT, GPT_PRESETS
+from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
+from netsim.files.errors import unknown_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["PLANNED_MODELS", "SequenceModel", "planned_model"]
+
+
+def _llama(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
+    return {
+        "width": width,
+        "mlp_width": mlp,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "vocab_size": vocabulary,
+    }
+
+
+#: Dimensions as published: OpenDiLoCo (arXiv 2407.07852) for 150m and 1b, Llama (2302.13971), Llama 2 (2307.09288),
+#: Llama 3 (2407.21783) and INTELLECT-1 (2412.01152). Embedding and head are not tied.
+PLANNED_MODELS: dict[str, dict[str, int]] = {
+    "llama-150m": {"vocab_size": 32000, **LLAMA_PRESETS["150m"]},
+    "llama-1b": {"vocab_size": 32000, **LLAMA_PRESETS["1b"]},
+    "llama-7b": _llama(4096, 11008, 32, 32, 32, 32000),
+    "llama-13b": _llama(5120, 13824, 40, 40, 40, 32000),
+    "llama-33b": _llama(6656, 17920, 60, 52, 52, 32000),
+    "llama-65b": _llama(8192, 22016, 80, 64, 64, 32000),
+    "llama-2-70b": _llama(8192, 28672, 80, 64, 8, 32000),
+    "llama-3-8b": _llama(4096, 14336, 32, 32, 8, 128256),
+    "llama-3-70b": _llama(8192, 28672, 80, 64, 8, 128256),
+    "llama-3-405b": _llama(16384, 53248, 126, 128, 8, 128256),
+    "intellect-1": _llama(4096, 14336, 42, 32, 8, 128256),
+}
+
+
+class SequenceModel:
+    """A language model on the meta device and what a sequence costs it.
+
+    Args:
+        model: maps (tokens, targets) to a loss.
+        length: tokens a sequence.
+
+    Attributes:
+        num_parameters: all of them.
+        sequence_flops: of forward and backward over one sequence, counted by running them without values.
+    """
+
+    def __init__(self, model: nn.Module, length: int) -> None:
+        self.model, self.length = model, length
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+        self.sequence_flops = count_flops(model, (tokens, tokens)).total
+
+
+def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceModel:
+    """The model of this name; nothing is allocated.
+
+    Args:
+        name: in `PLANNED_MODELS`, or a preset of the tasks' models as `llama-2m` or `gpt-base`.
+        length: tokens a sequence.
+        options: dimensions that replace the published ones.
+
+    Raises:
+        UnknownNameError: there is no such model.
+
+    >>> round(planned_model("llama-150m", 128).num_parameters / 1e6)
+    215
+    """
+    family, _, preset = name.partition("-")
+    with torch.device("meta"):
+        if name in PLANNED_MODELS:
+            model: nn.Module = Llama(**{**PLANNED_MODELS[name], "block_size": length, **options})
+        elif family == "llama" and preset in LLAMA_PRESETS:
+            model = Llama(preset, **{"block_size": length, **options})
+        elif family == "gpt" and preset in GPT_PRESETS:
+            model = GPT(preset, **{"block_size": length, **options})
+        else:
+            presets = [f"llama-{key}" for key in LLAMA_PRESETS] + [f"gpt-{key}" for key in GPT_PRESETS]
+            raise unknown_name("model to plan", name, [*PLANNED_MODELS, *presets])
+    return SequenceModel(model, length)

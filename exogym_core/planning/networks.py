@@ -1,0 +1,43 @@
+"""The same network with other figures: what a plan asks 'what if' of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from netsim.topology.graph import Link
+    from netsim.topology.topology import Topology
+
+__all__ = ["is_wan", "with_links", "with_wan_bandwidth", "without_site"]
+
+
+def is_wan(topology: Topology, link: Link) -> bool:
+    """Whether a link connects sites: neither of its ends is a host inside a region."""
+    inside = {host.name for host in topology.hosts if host.region is not None}
+    return link.source not in inside and link.target not in inside
+
+
+def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
+    """This network with every link as `change` makes it."""
+    return replace(topology, links=tuple(change(link) for link in topology.links))
+
+
+def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
+    """This network with so much on each link between sites, each way."""
+    inside = {host.name for host in topology.hosts if host.region is not None}
+    return with_links(
+        topology,
+        lambda link: (
+            link
+            if link.source in inside or link.target in inside
+            else replace(link, bits_per_second=bits_per_second)
+        ),
+    )
+
+
+def without_site(topology: Topology, site: str) -> list[str]:
+    """Names of the hosts outside of `site`, in order: a placement that leaves it out."""
+    return [host.name for host in topology.hosts if topology.region_of(host.index) != site]

@@ -1,0 +1,104 @@
+"""A plan: what a strategy needs, what holds it up, and the cheapest remedy, each by playing it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.planning.measure import Plan, Setting, measure
+from exogym_core.planning.networks import is_wan, with_links
+from netsim.topology.protocol import Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from exogym_core.strategy.base import Strategy
+    from netsim.topology.graph import Link
+
+__all__ = ["plan"]
+
+_HARDLY_WAITS = 0.05  # of the time: then computing is the limit
+_WORTH_IT = 0.1  # of the waiting: what a remedy must take away at least
+_MOST_LINKS = 4
+_STREAMS = 8
+_FASTER = 2.0
+
+
+def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
+    """What `strategy` needs, with what limits it.
+
+    A limit is what, if it were otherwise, would save most of the waiting: each candidate is played. The remedy is
+    the cheapest of those that save a tenth of the waiting or more: a setting before a line.
+
+    Args:
+        strategy: not set up.
+        setting: where.
+        label: its name in results; its class's if None.
+    """
+    measured = measure(strategy, setting, label)
+    return replace(measured, limit=_limit(measured, strategy, setting))
+
+
+def _limit(measured: Plan, strategy: Strategy, setting: Setting) -> dict[str, Any]:
+    share = 1 - measured.compute_utilisation
+    if share < _HARDLY_WAITS:
+        remedy = f"faster devices: a network without limits would save {share:.1%} of the time"
+        return {"by": "compute", "saves_seconds_per_round": 0.0, "remedy": remedy}
+    tried = []
+    for by, remedy, other in _remedies(setting):
+        saved = measured.seconds_per_round - measure(strategy, other).seconds_per_round
+        tried.append((by, remedy, saved))
+    windows = sum(saved for by, _, saved in tried if by == "window")
+    # Without latency no window is too small either: what more streams save is not latency's.
+    causes = [(by, saved - windows if by == "latency" else saved) for by, _, saved in tried]
+    by, most = max(causes, key=lambda row: row[1])
+    waiting = measured.exposed_seconds_per_round
+    worth = [row for row in tried if row[2] >= _WORTH_IT * waiting]
+    if not worth:
+        return {
+            "by": "links",
+            "saves_seconds_per_round": most,
+            "remedy": "no single link: fewer bytes (a codec, longer rounds) or more bandwidth everywhere",
+        }
+    chosen = worth[0]
+    told = f"{chosen[1]}: saves {chosen[2]:.3g} of {waiting:.3g} s of waiting a round"
+    return {"by": by, "saves_seconds_per_round": most, "remedy": told}
+
+
+def _remedies(setting: Setting) -> Iterator[tuple[str, str, Setting]]:
+    """(what would be the limit, what to do, the setting with it done), the cheapest first."""
+    given = setting.protocol if setting.protocol is not None else setting.topology.protocol
+    protocol = Protocol.parse(given)
+    if protocol.has_windows:
+        mapping = {"preset": given} if isinstance(given, str) else dict(given or {})
+        streams = protocol.streams * _STREAMS
+        yield (
+            "window",
+            f"{streams} streams a transfer instead of {protocol.streams}",
+            replace(setting, protocol={**mapping, "streams": streams}),
+        )
+    for link in _narrow_links(setting):
+        faster = with_links(setting.topology, partial(_faster, both={link.source, link.target}))
+        name = f"link {link.source} - {link.target}"
+        yield name, f"twice the bandwidth on {name}", replace(setting, topology=faster)
+    nearer = with_links(setting.topology, lambda other: replace(other, latency_seconds=0.0))
+    yield "latency", "sites that are nearer, or fewer and larger messages", replace(setting, topology=nearer)
+
+
+def _faster(link: Link, both: set[str]) -> Link:
+    if {link.source, link.target} != both:
+        return link
+    return replace(link, bits_per_second=link.bits_per_second * _FASTER)
+
+
+def _narrow_links(setting: Setting) -> list[Link]:
+    """The narrowest links that workers' ways use, one direction each."""
+    topology = setting.topology
+    hosts = sorted(set(topology.place(setting.num_ranks, setting.placement)))[:16]
+    used = {link for src in hosts for dst in hosts for link in topology.route(src, dst)}
+    links = sorted((topology.links[index] for index in used), key=lambda link: link.bits_per_second)
+    found: dict[frozenset[str], Link] = {}
+    for link in [link for link in links if is_wan(topology, link)] or links:
+        found.setdefault(frozenset((link.source, link.target)), link)
+    return list(found.values())[:_MOST_LINKS]

@@ -1,0 +1,188 @@
+"""Plans: the strategies' own code without values gives the bytes and seconds that training has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.app.cli import main
+from exogym_core.cost.compute import Compute
+from exogym_core.planning.measure import Setting, measure
+from exogym_core.planning.models import PLANNED_MODELS, SequenceModel, planned_model
+from exogym_core.planning.plan import plan
+from exogym_core.planning.play import rhythm
+from exogym_core.planning.rounds import period_of, repeats_from
+from exogym_core.planning.sweep import break_even, grid
+from exogym_core.strategy import build_strategy
+from netsim.files.errors import InputError
+from netsim.topology.topology import Topology
+
+NETWORK = {
+    "regions": {
+        "a": {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"},
+        "b": {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"},
+    },
+    "wan": [{"between": ["a", "b"], "bandwidth": "10 Mbit/s", "rtt": "40 ms"}],
+}
+
+
+class Tiny(nn.Module):
+    """Two layers, and a loss for a batch of tokens or of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.layers = nn.Sequential(nn.Linear(8, 33), nn.ReLU(), nn.Linear(33, 10))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        tokens, targets = batch
+        logits = self.layers(self.embedding(tokens))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def setting(compute: str = "50 ms", **options: Any) -> Setting:
+    with torch.device("meta"):
+        model = SequenceModel(Tiny(), 4)
+    return Setting(model, Topology.from_mapping(NETWORK), Compute.parse(compute), 4, 2, 1e6, **options)
+
+
+TABLE = [
+    ("AllReduce", {}),
+    ("AllReduce", {"codec": "int8"}),
+    ("DiLoCo", {"H": 5}),
+    ("DiLoCo", {"H": 5, "codec": "int8"}),
+    ("DiLoCo", {"H": 4, "ranks_per_worker": 2}),
+    ("FedAvg", {"H": 3}),
+    ("LocalSGD", {"H": 2}),
+    ("DeMo", {}),
+    ("SPARTA", {"p_sparta": 0.1, "index_selector": "partitioned"}),
+    ("SPARTA+DiLoCo", {"H": 6, "p_sparta": 0.1, "interval": 2, "index_selector": "partitioned"}),
+]
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
+@pytest.mark.parametrize(("name", "options"), TABLE, ids=str)
+def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], protocol: str) -> None:
+    """Bytes and seconds of a round that repeats are those of the third round of a real run."""
+    planned = measure(build_strategy(name, **options), setting(protocol=protocol))
+    steps = 3 * planned.steps_per_round
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
+    result = Trainer(Tiny(), data).fit(
+        strategy=build_strategy(name, **options),
+        num_nodes=4,
+        batch_size=2,
+        max_steps=steps,
+        topology=NETWORK,
+        protocol=protocol,
+        compute="50 ms",
+        workers="threads",
+        disable_logging=True,
+        val_size=0,
+    )
+    rows = {row["step"]: row for row in result.fit_result.history}
+    last, before = rows[steps], rows[steps - planned.steps_per_round]
+    took = last["virtual_seconds"] - before["virtual_seconds"]
+    assert planned.steady
+    assert planned.seconds_per_round == pytest.approx(took, rel=1e-4)
+    assert planned.wan_bytes == last["wan_bytes"] - before["wan_bytes"]
+    assert planned.bytes_per_worker >= (last["bytes_sent"] - before["bytes_sent"]) / 4
+
+
+def test_rhythms() -> None:
+    """The length of a round comes from what strategies do, not from what they are called."""
+    assert rhythm(build_strategy("DiLoCo", H=7), 2) == (7, [True] * 6 + [False])
+    assert rhythm(build_strategy("AllReduce"), 2) == (1, [False])
+    assert rhythm(build_strategy("SPARTA+DiLoCo", H=6, interval=4), 2)[0] == 12
+    assert rhythm(build_strategy("DiLoCo", H=3, ranks_per_worker=2), 16)[0] == 3
+
+
+def test_random_bytes_are_expected_ones() -> None:
+    """A strategy that draws how much it sends says that its bytes are expected, and sends the mean."""
+    planned = measure(build_strategy("SPARTA", p_sparta=0.5), setting())
+    assert planned.expected_bytes
+    assert planned.payload_bytes == 4 * round(0.5 * planned.memory["weights"] / 4)
+
+
+def test_memory_counts_every_state_once() -> None:
+    """AdamW keeps two values a weight, DiLoCo the global weights and their momentum."""
+    memory = measure(build_strategy("DiLoCo", H=2), setting()).memory
+    weights = memory["weights"]
+    assert memory["gradients"] == weights
+    assert memory["optimizer"] == pytest.approx(2 * weights, abs=100)
+    assert memory["outer"] == pytest.approx(2 * weights, abs=1000)
+
+
+def test_limits_name_what_to_change() -> None:
+    """A slow network limits AllReduce by its link, a fast one by computing."""
+    slow = plan(build_strategy("AllReduce"), setting("1 ms"))
+    assert slow.limit["by"] in ("link a - b", "latency")
+    fast = plan(build_strategy("DiLoCo", H=50), setting("10 s"))
+    assert fast.limit["by"] == "compute"
+
+
+def test_published_dimensions() -> None:
+    """The presets have the numbers of parameters that their papers print."""
+    printed = {"llama-7b": 6.74e9, "llama-13b": 13.02e9, "llama-3-8b": 8.03e9, "intellect-1": 10.21e9}
+    for name, number in printed.items():
+        made = planned_model(name, 64, num_layers=1)
+        layers = PLANNED_MODELS[name]["num_layers"]
+        layer = sum(parameter.numel() for parameter in made.model.blocks[0].parameters())  # type: ignore[union-attr,index]
+        assert made.num_parameters + (layers - 1) * layer == pytest.approx(number, rel=2e-3)
+
+
+def test_periods_and_repeats() -> None:
+    """The least period is found, and none where there is none."""
+    assert period_of([0, 0, 5] * 3) == 3
+    assert period_of([9, *[1, 2] * 5]) == 2 or period_of([9, *[1, 2] * 5]) is not None
+    assert period_of([1, 2, 4, 8]) is None
+    assert repeats_from([3.0, 2.5, 2.5]) == 1
+
+
+def test_break_even_lies_between_the_points() -> None:
+    """Where two lines cross is read between neighbouring values."""
+    assert grid([]) == [{}]
+    with pytest.raises(InputError, match="--sweep H: expected KEY=VALUE"):
+        grid(["H"])
+    rows = [
+        {"strategy": name, "point": {"x": at}, "tokens_per_second": rate}
+        for name, at, rate in (("a", "1", 1.0), ("a", "4", 4.0), ("b", "1", 2.0), ("b", "4", 2.0))
+    ]
+    assert [line["at"] for line in break_even(rows, "x")] == pytest.approx([2.0])
+
+
+def test_the_command_prints_an_object_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    """`netgym plan --json` has the promised keys; it needs no data."""
+    words = "plan --model llama-2m --strategy DiLoCo --strategy DeMo --topology wan-4-regions --workers 4 "
+    words += "--device h100 --utilisation 0.4 --tokens 1B --price 2 --sequence 64 --json "
+    assert main([*words.split(), "--set", "strategies.DiLoCo.H=4"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["DiLoCo", "DeMo"]
+    keys = (
+        "seconds_per_step seconds_per_round compute_utilisation tokens_per_second days cost bytes_per_worker "
+    )
+    for row in rows:
+        assert set(f"{keys} wan_bytes memory_per_worker limit".split()) <= set(row)
+
+
+def test_a_sweep_tells_lines_of_break_even(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    """A sweep over the bandwidth between sites makes a table, a page and a plot."""
+    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64 "
+    words += f"--sweep wan.bandwidth=100Mbit/s,1Gbit/s --out {tmp_path / 'page'}"
+    assert main([*words.split(), "--sweep", "strategies.DiLoCo.H=2,4"]) == 0
+    assert "wan.bandwidth=1Gbit/s" in capsys.readouterr().out
+    assert (tmp_path / "page" / "plan.html").is_file()
+
+
+def test_mistakes_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing and what does not exist."""
+    assert main(["plan", "--model", "llama-7b"]) == 2
+    assert "add --strategy, --topology" in capsys.readouterr().err
+    assert main(["plan", "--model", "x", "--strategy", "DiLoCo", "--topology", "lan"]) == 2
+    assert "model to plan" in capsys.readouterr().err
