@@ -386,7 +386,6 @@ class Polling(Strategy):
         super().step()
 
 
-@pytest.mark.xfail(reason="looking on still makes ranks wait for each other", strict=False)
 @pytest.mark.parametrize("kind", [Gossip, Polling])
 @pytest.mark.parametrize("correlated", [None, 3])
 def test_ranks_that_never_wait_train_on_unequal_workers_while_they_are_judged(
