@@ -1,11 +1,11 @@
-# `make demo` and `make test` set up what they need in .venv; both are quick the second time.
+# `make demo` and `make test` set up in .venv what each needs and no more; both are quick the second time.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test lint setup clean
 
-demo: setup
+demo: $(VENV)/.demo
 	$(BIN)/netgym compare examples/digits_wan.yaml
 
 test: lint
@@ -18,9 +18,13 @@ lint: setup
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,fast]'
 	touch $@
 

@@ -150,7 +150,7 @@ MISTAKES = {
     ),
     "misspelt key of a host": (
         changed("a: {}", "a: {devise: h100}"),
-        "3: hosts.a.devise: unknown key 'devise': did you mean 'device'? Accepted: device, region",
+        "3: hosts.a.devise: unknown key 'devise': did you mean 'device'? Accepted: device, devices, region",
     ),
     "unknown end": (
         changed("[r, b]", "[r, bb]"),

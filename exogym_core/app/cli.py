@@ -291,6 +291,8 @@ def validate(file: Path) -> None:
         unseen = _build_shipped(experiment)
         names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
         told = f"experiment of {experiment.settings.workers.count} workers with {names}{unseen}"
+        if experiment.shared_hosts is not None:
+            told += f"; {experiment.shared_hosts}"
     click.echo(f"{visible(file)}: valid: {told}")
 
 

@@ -278,6 +278,23 @@ class Experiment:
             topology = replace(topology, weather=topology.weather.with_seed(shift))
         return replace(self, settings=settings, topology=topology)
 
+    @property
+    def shared_hosts(self) -> str | None:
+        """A line where more workers than hosts are placed: who computes beside whom, and how fast."""
+        if self.topology is None:
+            return None
+        hosts = self.topology.place(self.settings.workers.count, self.settings.placement)
+        most = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
+        crowded = [host for host, number in most.items() if number > 1]
+        if not crowded:
+            return None
+        told = f"{len(hosts)} workers are placed on {len(most)} hosts, up to {max(most.values())} on one: "
+        alone = [host for host in crowded if self.topology.hosts[host].devices is None]
+        if alone:
+            name = self.topology.hosts[alone[0]].name
+            return f"{told}each computes at full speed (hosts such as {name} do not say how many `devices` they have)"
+        return f"{told}those beyond a host's devices share them"
+
     def only(self, name: str) -> Experiment:
         """This with the one strategy of that name or label.
 

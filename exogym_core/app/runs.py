@@ -156,6 +156,9 @@ def _compare(
         folder.log(line)
 
     console = Console(stderr=True)
+    if experiment.shared_hosts is not None:
+        console.print(Text(experiment.shared_hosts), soft_wrap=True)
+        folder.log(experiment.shared_hosts)
     with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show

@@ -56,7 +56,8 @@ class _Pipe:
 class _Nodes:
     """Everything with a name, and where in the file it got it."""
 
-    hosts: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)  # -> region, device
+    # -> region, device, devices
+    hosts: dict[str, tuple[str | None, str | None, int | None]] = field(default_factory=dict)
     routers: dict[str, None] = field(default_factory=dict)
     paths: dict[str, KeyPath] = field(default_factory=dict)
 
@@ -120,7 +121,7 @@ class _Builder:
         nodes = _Nodes()
         for name, entry in self.file.hosts.items():
             if self._is_new(nodes, name, ("hosts", name)):
-                nodes.hosts[name] = (entry.region, entry.device)
+                nodes.hosts[name] = (entry.region, entry.device, entry.devices)
         for position, name in enumerate(self.file.routers):
             if self._is_new(nodes, name, ("routers", position)):
                 nodes.routers[name] = None
@@ -133,7 +134,7 @@ class _Builder:
             for number in range(area.hosts):
                 name = f"{region}.{number}"
                 if self._is_new(nodes, name, path):
-                    nodes.hosts[name] = (region, area.device)
+                    nodes.hosts[name] = (region, area.device, area.devices)
         if not nodes.hosts:
             raise self.document.error((), "has no hosts: add 'hosts' or 'regions'")
         if len(nodes.hosts) > MAX_HOSTS:

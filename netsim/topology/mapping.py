@@ -38,7 +38,7 @@ def plain_form(topology: Topology) -> dict[str, Any]:
 
 
 def _host(host: Host) -> dict[str, Any]:
-    return _given(region=host.region, device=host.device)
+    return _given(region=host.region, device=host.device, devices=host.devices)
 
 
 def _pairs(links: Sequence[Link]) -> list[tuple[Link, int]]:
@@ -82,9 +82,8 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
             links = outgoing[host.name]
             if host.name == f"{region}.{number}" and [link.target for link in links] == [region]:
                 card = _rates("nic", links[0], index[region, host.name])
-                entries.append(
-                    {"hosts": len(hosts), **card, **_quality(links[0]), **_given(device=host.device)}
-                )
+                machine = _given(device=host.device, devices=host.devices)
+                entries.append({"hosts": len(hosts), **card, **_quality(links[0]), **machine})
         if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
             regions[region] = entries[0]
     return regions

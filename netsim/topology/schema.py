@@ -186,6 +186,7 @@ class RegionEntry(_Pipe):
     hosts: Annotated[int, Field(ge=1, le=MAX_HOSTS)]
     nic: Rate | None = None
     device: Name | None = None
+    devices: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> RegionEntry:
@@ -202,6 +203,7 @@ class HostEntry(Schema):
     """One host; `region` makes it count as part of a region without connecting it there."""
 
     device: Name | None = None
+    devices: Annotated[int, Field(ge=1)] | None = None
     region: Name | None = None
 
 

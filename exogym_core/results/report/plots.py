@@ -152,7 +152,7 @@ def _make_logarithmic(axes: Axes, label: str, linear: float, end: float) -> None
     ticks = _ticks(linear, end)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"{label} (logarithmic from {linear:g} on)")
+    axes.set_xlabel(f"{label}\n(logarithmic from {linear:g} on)")
 
 
 def _ticks(linear: float, end: float) -> list[float]:
@@ -220,7 +220,7 @@ def _where_the_time_went(axes: Axes, results: Results) -> bool:
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for row, (_, parts) in enumerate(known):
         axes.annotate(
-            _shares(parts),
+            _shares([part for name, part in zip(_PARTS, parts, strict=True) if name in used]),
             (sum(parts), row),
             xytext=(4, 0),
             textcoords="offset points",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_weather"]
 
 _MOST_STRIPS = 16
+_COLOURS = ("#5c0011", "#D55E00", "#E69F00", "#dcebf5")  # from nothing to all that is stated
 _COLUMNS = 600  # of a strip; an outage that is shorter than one still shows
 
 
@@ -37,6 +38,8 @@ def draw_weather(axes: Axes, results: Results) -> bool:
     seconds = max((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
     if not isinstance(topology, dict) or not seconds:
         return False
+    from matplotlib.colors import LinearSegmentedColormap
+
     network = Topology.from_mapping(topology, "experiment.yaml: topology")
     seed = results.settings.get("network_seed")
     weather = network.weather.with_seed(results.seeds[0] if seed is None else seed)
@@ -51,7 +54,7 @@ def draw_weather(axes: Axes, results: Results) -> bool:
         aspect="auto",
         interpolation="nearest",
         extent=(0.0, history.until_seconds, len(shown) - 0.5, -0.5),
-        cmap="viridis",
+        cmap=LinearSegmentedColormap.from_list("down to full", _COLOURS),
         vmin=0.0,
         vmax=1.0,
     )

@@ -1,0 +1,103 @@
+"""More workers than hosts: told in a line, and slower where a host says how many devices it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.app.cli import main
+from exogym_core.strategy import AllReduceStrategy
+from netsim.files.errors import InputError
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERIMENT = """\
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: %s, kind: threads}
+device: cpu
+topology: {hosts: {a: %s, b: %s}, links: [{between: [a, b], bandwidth: 1 Gbit/s}]}
+compute: 50 ms
+steps: 2
+strategies: [AllReduce]
+"""
+
+
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+
+    def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
+        return self.linear(batch[0]).square().mean()
+
+
+def seconds(num_nodes: int, **host: Any) -> float:
+    """Virtual seconds of 4 steps of 1 s each, on two hosts that nothing delays between."""
+    network = {
+        "hosts": {"a": host, "b": {}},
+        "links": [{"between": ["a", "b"], "bandwidth": "1000 Gbit/s"}],
+    }
+    trainer = Trainer(Line(), TensorDataset(torch.ones(64, 2)), device="cpu")
+    model = trainer.fit(
+        strategy=AllReduceStrategy(lr=0.1),
+        num_nodes=num_nodes,
+        max_steps=4,
+        batch_size=2,
+        topology=network,
+        compute=1.0,
+        workers="threads",
+    )
+    return float(model.fit_result.virtual_seconds)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "host", "steps"),
+    [
+        (6, {}, 4.0),
+        (6, {"devices": 3}, 4.0),
+        (6, {"devices": 1}, 12.0),
+        (6, {"devices": 2}, 6.0),
+        (2, {"devices": 1}, 4.0),
+    ],
+)
+def test_workers_beyond_a_host_s_devices_share_them(
+    num_nodes: int, host: dict[str, Any], steps: float
+) -> None:
+    """Three workers on one device computed as fast as one."""
+    assert seconds(num_nodes, **host) == pytest.approx(steps, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "a", "b", "told"),
+    [
+        (2, "{}", "{}", None),
+        (3, "{}", "{}", "3 workers are placed on 2 hosts, up to 2 on one: each computes at full speed"),
+        (3, "{devices: 1}", "{}", "those beyond a host's devices share them"),
+    ],
+)
+def test_it_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, a: str, b: str, told: str | None
+) -> None:
+    """64 workers on 16 hosts were valid without a word."""
+    path = tmp_path / "crowd.yaml"
+    path.write_text(EXPERIMENT % (count, a, b))
+    assert main(["validate", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert (told in out) if told else ("hosts, up to" not in out)
+
+
+def test_devices_are_kept_and_checked() -> None:
+    given = {"regions": {"a": {"hosts": 2, "nic": "1 Gbit/s", "devices": 8}}, "hosts": {"h": {"devices": 2}},
+             "links": [{"between": ["h", "a"], "bandwidth": "1 Gbit/s"}]}  # fmt: skip
+    topology = Topology.from_mapping(given)
+    assert [host.devices for host in topology.hosts] == [8, 8, 2]
+    assert Topology.from_mapping(topology.to_mapping()) == topology
+    with pytest.raises(InputError, match="devices: expected at least 1, got 0"):
+        Topology.from_mapping({"hosts": {"h": {"devices": 0}}})
