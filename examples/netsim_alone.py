@@ -3,10 +3,7 @@
 netsim needs neither torch nor tensors: a collective is a schedule of messages, played on links in virtual time.
 """
 
-from netsim.collectives import algorithm_names, play, schedule
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
-from netsim.topology import Topology
+import netsim
 
 WAN = {
     "name": "lab-and-cloud",
@@ -19,29 +16,11 @@ WAN = {
     "protocol": "ideal",
 }
 
+for algorithm in ("ring", "tree", "direct", "two-level", "auto"):
+    took = netsim.collective(WAN, "all_reduce", num_bytes="100 MB", algorithm=algorithm)
+    over = took.link_bytes["lab->cloud"] / 1e6
+    print(f"{algorithm:<10} {took.seconds:8.3f} s  {over:5.0f} MB to the cloud  (by {took.algorithm})")
+print(f"any        {took.bound_seconds:8.3f} s  at the least")
 
-def seconds(topology, algorithm, num_bytes):
-    """When the last of all hosts is through, all having entered at time 0."""
-    clock = Clock()
-    hosts = range(len(topology.hosts))
-    plan = schedule(
-        "all_reduce",
-        len(hosts),
-        num_bytes=num_bytes,
-        algorithm=algorithm,
-        hosts=tuple(hosts),
-        topology=topology,
-    )
-    through = {}
-    playing = play(
-        Network(clock, topology), plan, hosts, on_done=lambda rank: through.setdefault(rank, clock.now)
-    )
-    for member in hosts:
-        playing.arrive(member)
-    clock.run()
-    return max(through.values())
-
-
-topology = Topology.from_mapping(WAN)
-for algorithm in algorithm_names("all_reduce"):
-    print(f"{algorithm:<16} {seconds(topology, algorithm, 100_000_000):8.3f} s")
+transfers = [(0.0, "lab.0", "cloud.0", 10_000_000), (0.1, "lab.1", "cloud.1", 10_000_000)]
+print("two transfers end at", netsim.flows(WAN, transfers).finish_seconds)

@@ -1,6 +1,11 @@
 """Networks in virtual time: topologies, transfers that share links, collectives as schedules of messages.
 
-Names are loaded when they are first used, so `import netsim` costs next to nothing.
+    import netsim
+
+    netsim.collective("wan-4-regions", "all_reduce", num_bytes="25 MB").seconds
+    netsim.flows("lan", [(0.0, "host0", "host1", 1_000_000)]).finish_seconds
+
+What is not in `__all__` is private. Names are loaded when they are first used: `import netsim` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -10,25 +15,70 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from netsim.collectives.times.choose import parse_collectives
+    from netsim.face import CollectiveTimes, FlowTimes, collective, flows
+    from netsim.files.errors import (
+        DeadlockError,
+        InputError,
+        MismatchError,
+        NetsimError,
+        RankError,
+        UnknownNameError,
+        unknown_name,
+    )
     from netsim.fluid.clock import Clock
     from netsim.fluid.network import Network
-    from netsim.topology.topology import Topology
-
-__all__ = ["Clock", "Network", "Topology", "parse_collectives"]
+    from netsim.topology.protocol import Protocol
+    from netsim.topology.topology import Topology, shipped_topologies
+    from netsim.topology.windows import WindowLimit
 
 _PLACES = {
-    "Clock": "netsim.fluid.clock",
-    "Network": "netsim.fluid.network",
-    "Topology": "netsim.topology.topology",
-    "parse_collectives": "netsim.collectives.times.choose",
+    "Clock": "fluid.clock",
+    "CollectiveTimes": "face",
+    "DeadlockError": "files.errors",
+    "FlowTimes": "face",
+    "InputError": "files.errors",
+    "MismatchError": "files.errors",
+    "NetsimError": "files.errors",
+    "Network": "fluid.network",
+    "Protocol": "topology.protocol",
+    "RankError": "files.errors",
+    "Topology": "topology.topology",
+    "UnknownNameError": "files.errors",
+    "WindowLimit": "topology.windows",
+    "collective": "face",
+    "flows": "face",
+    "parse_collectives": "collectives.times.choose",
+    "shipped_topologies": "topology.topology",
+    "unknown_name": "files.errors",
 }
+
+__all__ = [
+    "Clock",
+    "CollectiveTimes",
+    "DeadlockError",
+    "FlowTimes",
+    "InputError",
+    "MismatchError",
+    "NetsimError",
+    "Network",
+    "Protocol",
+    "RankError",
+    "Topology",
+    "UnknownNameError",
+    "WindowLimit",
+    "collective",
+    "flows",
+    "parse_collectives",
+    "shipped_topologies",
+    "unknown_name",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'netsim' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(f"netsim.{_PLACES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES])
+    return sorted({*globals(), *__all__})

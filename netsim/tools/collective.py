@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names, default_algorithm
-from netsim.collectives.times.bound import lower_bound_seconds
-from netsim.collectives.times.choose import schedule
-from netsim.collectives.times.timing import Timing, time_collective
+from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
+from netsim.face import collective
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import (
     format_bits_per_second,
     format_bytes,
     format_seconds,
-    parse_bytes,
     parse_seconds,
 )
 from netsim.tools.trace import tracing
@@ -27,7 +25,8 @@ from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from netsim.collectives.schedules.schedule import Schedule
+    from netsim.collectives.times.timing import Timing
+    from netsim.face import CollectiveTimes
 
 __all__ = ["command"]
 
@@ -69,62 +68,33 @@ def command(
     """
     try:
         net = Topology.load(topology)
-        chosen = Protocol.parse(net.protocol if protocol is None else protocol)
+        algorithm_names(op)  # an unknown operation is told before anything else
+        if size is None and op != "barrier":
+            raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
+        hosts = None if ranks is None else tuple(net.host_index(name.strip()) for name in ranks.split(","))
+        placed = tuple(range(len(net.hosts))) if hosts is None else hosts
+        root_at = 0 if root is None else _root(net, placed, root)
         pause_seconds = parse_seconds(pause)
-        hosts = _hosts(net, ranks, op)
-        made = _schedule(net, chosen, op, hosts, size, algorithm, root)
-        with tracing(trace, hosts, lambda line: click.echo(plain_lines(line), err=True)) as recorder:
-            timing = time_collective(
-                net, chosen, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+        with tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True)) as recorder:
+            times = collective(
+                net,
+                op,
+                num_bytes=size or 0,
+                algorithm=algorithm,
+                ranks=hosts,
+                root=root_at,
+                protocol=protocol,
+                repeat=repeat,
+                pause_seconds=pause_seconds,
+                recorder=recorder,
             )
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
-    bound = lower_bound_seconds(made, hosts, net)
+    chosen = Protocol.parse(net.protocol if protocol is None else protocol)
     if as_json:
-        click.echo(json.dumps(_as_mapping(net, made, chosen, timing, bound)))
+        click.echo(json.dumps(_as_mapping(net, chosen, times)))
     else:
-        _print(net, made, chosen, hosts, timing, bound)
-
-
-def _hosts(topology: Topology, ranks: str | None, op: str) -> tuple[int, ...]:
-    if ranks is None:
-        hosts = tuple(range(len(topology.hosts)))
-        return hosts[:2] if op == "sendrecv" else hosts
-    return tuple(topology.host_index(name.strip()) for name in ranks.split(","))
-
-
-def _schedule(
-    topology: Topology,
-    protocol: Protocol,
-    op: str,
-    hosts: tuple[int, ...],
-    size: str | None,
-    algorithm: str,
-    root: str | None,
-) -> Schedule:
-    algorithm_names(op)  # an unknown operation is told before anything else
-    if op == "sendrecv" and len(hosts) != 2:
-        raise InputError(f"sendrecv: {len(hosts)} ranks given; name two with --ranks FROM,TO")
-    if size is None and op != "barrier":
-        raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
-    num_bytes = 0 if size is None or op == "barrier" else parse_bytes(size)
-    if op == "all_to_all":
-        num_bytes *= len(hosts)
-    root_at = 0 if root is None else _root(topology, hosts, root)
-    if algorithm == "auto" and protocol.rendezvous:
-        algorithm = default_algorithm(op, gloo=True)
-    return schedule(
-        op,
-        len(hosts),
-        num_bytes=num_bytes,
-        algorithm=algorithm,
-        root=root_at,
-        # Elements matter to gloo, which rounds its segments to them; everybody else cuts to the byte.
-        element_bytes=4 if algorithm == "gloo" and num_bytes % 4 == 0 else 1,
-        hosts=hosts,
-        topology=topology,
-        protocol=protocol,
-    )
+        _print(net, chosen, placed, times)
 
 
 def _root(topology: Topology, hosts: tuple[int, ...], root: str) -> int:
@@ -148,52 +118,47 @@ def _named(topology: Topology, link_bytes: list[float]) -> dict[str, int]:
     }
 
 
-def _as_mapping(
-    topology: Topology, made: Schedule, protocol: Protocol, timing: Timing, bound: float
-) -> dict[str, object]:
+def _as_mapping(topology: Topology, protocol: Protocol, times: CollectiveTimes) -> dict[str, object]:
+    made, limit = times.schedule, times.window_limit
     return {
         "op": made.op,
         "algorithm": made.algorithm,
         "protocol": protocol.name,
         "bytes": made.num_bytes // made.num_ranks if made.op == "all_to_all" else made.num_bytes,
-        "seconds": timing.seconds,
-        "rank_seconds": timing.rank_seconds,
-        "link_bytes": _named(topology, timing.link_bytes),
-        "background_link_bytes": _named(topology, timing.background_link_bytes),
-        "lower_bound_seconds": bound,
+        "seconds": times.repeat_seconds,
+        "rank_seconds": times.rank_seconds,
+        "link_bytes": times.link_bytes,
+        "background_link_bytes": _named(topology, times.timing.background_link_bytes),
+        "lower_bound_seconds": times.bound_seconds,
+        "window_limit": asdict(limit) if limit is not None else None,
     }
 
 
-def _print(
-    topology: Topology,
-    made: Schedule,
-    protocol: Protocol,
-    hosts: tuple[int, ...],
-    timing: Timing,
-    bound: float,
-) -> None:
+def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes) -> None:
+    made, timing, bound = times.schedule, times.timing, times.bound_seconds
     console = Console()
     console.print(_ranks_table(topology, hosts, timing))
     console.print(_links_table(topology, timing))
     repeated = "" if len(timing.seconds) == 1 else f" (of {len(timing.seconds)}, the last)"
-    over = f", {timing.seconds[-1] / bound:.3g} times the least" if bound else ""
-    console.print(
+    over = f", {times.seconds / bound:.3g} times the least" if bound else ""
+    lines = [
         f"{made.op} of {format_bytes(made.num_bytes)} by {made.algorithm} among {made.num_ranks} ranks"
-        f" ({protocol.name}): {format_seconds(timing.seconds[-1])}{repeated};"
-        f" at least {format_seconds(bound)}{over}",
-        highlight=False,
-        soft_wrap=True,
-    )
+        f" ({protocol.name}): {format_seconds(times.seconds)}{repeated};"
+        f" no algorithm takes less than {format_seconds(bound)}{over}"
+    ]
     if len(timing.seconds) > 1:
-        listed = ", ".join(format_seconds(each) for each in timing.seconds)
-        console.print(f"each repetition: {listed}", highlight=False, soft_wrap=True)
+        lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
+    if times.window_limit is not None:
+        lines.append(str(times.window_limit))
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _ranks_table(topology: Topology, hosts: tuple[int, ...], timing: Timing) -> Table:
-    ranks = sorted(range(len(hosts)), key=lambda rank: -timing.rank_seconds[rank])[:_MOST_ROWS]
+    ranks = sorted(range(len(timing.rank_seconds)), key=lambda rank: -timing.rank_seconds[rank])[:_MOST_ROWS]
     title = "completion by rank"
-    if len(ranks) < len(hosts):
-        title += f", the last {len(ranks)} of {len(hosts)}"
+    if len(ranks) < len(timing.rank_seconds):
+        title += f", the last {len(ranks)} of {len(timing.rank_seconds)}"
     else:
         ranks.sort()
     table = Table("rank", "host", title=title, title_justify="left")

@@ -33,6 +33,7 @@ from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
+from netsim.topology.windows import window_limit
 from netsim.weather.faults import Faults
 
 if TYPE_CHECKING:
@@ -371,6 +372,9 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
     if num_lost:
         told = f"{num_lost} of {len(finish)} transfers {'is' if num_lost == 1 else 'are'} lost"
         click.echo(f"{told}, since a host of theirs crashed: finish_s is inf", err=True)
+    limit = window_limit(network, parsed, [(flow.src, flow.dst, flow.num_bytes) for flow in table.flows])
+    if limit is not None:
+        click.echo(str(limit), err=True)
     if out is None:
         table.write(finish, sys.stdout)
     else:

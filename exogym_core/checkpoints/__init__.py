@@ -1,0 +1,1 @@
+"""A whole run on disk, and on from there."""

@@ -1,0 +1,128 @@
+"""`import netsim`: what it offers, what it costs, and that one line tells what the commands tell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import netsim
+from netsim.tools.cli import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAIR = {
+    "name": "pair",
+    "source": "test",
+    "hosts": ["a", "b"],
+    "links": [{"between": ["a", "b"], "bandwidth": "10 Gbit/s", "rtt": "40 ms"}],
+}
+
+
+def test_every_public_name_is_there_and_only_those_are_promised() -> None:
+    assert netsim.__all__ == sorted(netsim.__all__)
+    for name in netsim.__all__:
+        assert getattr(netsim, name) is not None
+        assert name in dir(netsim)
+    wanted = {"Clock", "Network", "Topology", "collective", "flows"}
+    assert wanted <= set(netsim.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Topologie'"):
+        netsim.Topologie  # noqa: B018
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = "import sys, netsim; print(*sorted(set(sys.modules) & {'torch', 'numpy', 'simpy', 'pydantic', 'networkx'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("how", ["name", "path", "mapping", "object"])
+def test_a_topology_in_any_form(how: str, tmp_path: Path) -> None:
+    loaded = netsim.Topology.from_mapping(PAIR)
+    path = tmp_path / "pair.yaml"
+    path.write_text(json.dumps(loaded.to_mapping()))
+    forms: dict[str, Any] = {"name": "lan", "path": path, "mapping": PAIR, "object": loaded}
+    took = netsim.collective(forms[how], "all_reduce", num_bytes=1000)
+    assert took.seconds == max(took.rank_seconds) >= took.bound_seconds > 0
+
+
+def test_a_line_of_python_says_what_the_command_says() -> None:
+    arguments = [
+        "collective",
+        "wan-4-regions",
+        "all_reduce",
+        "--bytes",
+        "25MB",
+        "--ranks",
+        "eu.0,us-west.1,asia.2",
+    ]
+    told = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).output)
+    took = netsim.collective(
+        "wan-4-regions", "all_reduce", num_bytes=25_000_000, ranks=["eu.0", "us-west.1", "asia.2"]
+    )
+    assert told["seconds"] == took.repeat_seconds == [took.seconds]
+    assert told["rank_seconds"] == took.rank_seconds
+    assert told["link_bytes"] == took.link_bytes
+    assert told["algorithm"] == took.algorithm
+    assert told["lower_bound_seconds"] == took.bound_seconds
+
+
+def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
+    rows = [(0.0, "a", "b", 10_000_000), (0.5, "a", "b", 5_000_000)]
+    keyed = [dict(zip(("start_s", "src", "dst", "bytes"), row, strict=True)) for row in rows]
+    path = tmp_path / "flows.csv"
+    path.write_text("start_s,src,dst,bytes\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    finish = netsim.flows(PAIR, rows).finish_seconds
+    assert finish == pytest.approx([0.02 + 0.008, 0.5 + 0.02 + 0.004])
+    assert netsim.flows(PAIR, keyed).finish_seconds == finish
+    assert netsim.flows(PAIR, str(path)).finish_seconds == finish
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: netsim.collective(PAIR, "allreduce"), "unknown collective 'allreduce': did you mean"),
+        (lambda: netsim.collective(PAIR, "all_reduce", num_bytes="1 Mbit"), "unknown unit"),
+        (lambda: netsim.collective(PAIR, "all_reduce", ranks=["a", "c"]), "unknown host 'c'"),
+        (lambda: netsim.collective(PAIR, "all_reduce", ranks=[0, 2]), "all_reduce: ranks: 2 is no host"),
+        (lambda: netsim.collective(PAIR, "all_reduce", repeat=0), "collective: repeat is 0"),
+        (
+            lambda: netsim.collective(PAIR, "all_reduce", algorithm="rings"),
+            "unknown algorithm for all_reduce",
+        ),
+        (lambda: netsim.flows(PAIR, [(0, "a", "c", 1)]), "unknown host 'c'"),
+        (lambda: netsim.flows(PAIR, [(0, "a", "b")]), "flows: row 1: (0, 'a', 'b'); give (start"),
+        (lambda: netsim.flows(PAIR, [{"src": "a"}]), "flows: row 1: no start_s, dst, bytes"),
+        (lambda: netsim.flows(PAIR, [(-1, "a", "b", 1)]), "flows: row 1: -1 is no finite number"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(call: Any, line: str) -> None:
+    with pytest.raises(netsim.InputError) as caught:
+        call()
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_window_that_limits_is_told_with_the_remedy_and_the_remedy_helps() -> None:
+    """40 ms and 4 MiB in flight are 839 Mbit/s, however fast the line; streams or a larger window fill it."""
+    took = netsim.collective(PAIR, "all_reduce", num_bytes="1 GB", protocol="linux-tcp", repeat=2)
+    limit = took.window_limit
+    assert limit is not None
+    assert limit.window_bits_per_second == pytest.approx(4 * 2**20 * 8 / 0.04)
+    assert "streams: 12 or window: 46 MiB" in str(limit)
+    for remedy in ({"streams": limit.streams}, {"window": limit.window_bytes}):
+        better = netsim.collective(
+            PAIR, "all_reduce", num_bytes="1 GB", protocol={"preset": "linux-tcp", **remedy}, repeat=2
+        )
+        assert better.window_limit is None
+        assert better.seconds < took.seconds / 1.5
+    shown = CliRunner().invoke(cli, ["collective", "opendiloco-4-sites", "all_reduce", "--bytes", "1GB"])
+    assert shown.exit_code == 0
+    assert netsim.collective(PAIR, "all_reduce", num_bytes="1 MB", protocol="linux-tcp").window_limit is None
+    assert netsim.collective(PAIR, "all_reduce", num_bytes="1 GB", protocol="ideal").window_limit is None
+    assert netsim.flows(PAIR, [(0, "a", "b", 10**9)], "linux-tcp").window_limit is not None
