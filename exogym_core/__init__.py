@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
     from exogym_core.results.history import FitResult
     from exogym_core.strategy import OptimSpec, Strategy
+    from exogym_core.torch_backend.session import advance
     from exogym_core.training.optimizer import DiLoCoOptimizer
     from exogym_core.training.trainer import LocalTrainer, Trainer
 
@@ -26,6 +27,7 @@ __all__ = [
     "OptimSpec",
     "Strategy",
     "Trainer",
+    "advance",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "OptimSpec": "strategy",
     "Strategy": "strategy",
     "Trainer": "training.trainer",
+    "advance": "torch_backend.session",
 }
 
 

@@ -1,4 +1,4 @@
-"""`netgym`: run, compare, report, sample, list, validate."""
+"""`netgym`: run, compare, launch, report, sample, list, validate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
+from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import plan
 from exogym_core.app.runs import resume_run, show_report, stdout, train
 from exogym_core.names import visible, visible_text
@@ -308,6 +309,7 @@ def _build_shipped(experiment: Experiment) -> str:
 
 
 cli.add_command(plan)
+cli.add_command(launch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

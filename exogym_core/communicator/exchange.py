@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from exogym_core.communicator.values import Outcome, combine
 from netsim.files.errors import DeadlockError, MismatchError, NetsimError
 
@@ -24,13 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
 
-_PACKAGE = os.path.dirname(__file__)
+# Code between a user and a call: ours, and torch's own where it calls us as a backend of torch.distributed.
+_BETWEEN = tuple(
+    folder + os.sep
+    for folder in (
+        os.path.dirname(__file__),
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch_backend"),
+        os.path.dirname(torch.__file__),
+    )
+)
 
 
 def caller() -> tuple[str, int]:
-    """File and line of the nearest frame outside this package: where the user made the call."""
+    """File and line of the nearest frame outside of what lies between: where the user made the call."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 

@@ -35,8 +35,14 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+_BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+
+
 def reduce_tensors(tensors: Sequence[Tensor], op: str) -> Tensor:
-    """((t0 op t1) op t2) ... for `sum avg product min max`, so that the bits depend on the rank order alone."""
+    """((t0 op t1) op t2) ..., so that the bits depend on the rank order alone.
+
+    `op` is one of `sum avg product min max`, or of integers `band bor bxor`.
+    """
     dtype = tensors[0].dtype
     result = tensors[0].to(accumulator_dtype(dtype), copy=True)
     for tensor in tensors[1:]:
@@ -44,6 +50,8 @@ def reduce_tensors(tensors: Sequence[Tensor], op: str) -> Tensor:
             result.add_(tensor)
         elif op == "product":
             result.mul_(tensor)
+        elif op in _BITWISE:
+            _BITWISE[op](result, tensor, out=result)
         elif op == "min":
             torch.minimum(result, tensor.to(result.dtype), out=result)
         else:

@@ -10,6 +10,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from exogym_core.ranks.arena import Arena
 from exogym_core.ranks.carrier import Carrier
 from exogym_core.ranks.channel import Channel, ChannelClosed
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import Answer, Key, StampedRow
     from netsim.tools.trace import Recorder
 
-__all__ = ["run_in_processes"]
+__all__ = ["ProcessRun", "run_in_processes"]
 
 # What unwinding ranks may take before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
@@ -50,8 +52,17 @@ _GRACE_SECONDS = 1.0
 _SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
 
 
-class _ProcessRun(Carrier):
-    """The simulation, fed by the children's records."""
+class ProcessRun(Carrier):
+    """The simulation, fed by the records of the ranks' processes.
+
+    Args:
+        world: where the run takes place.
+        blocks: the ranks of each process.
+        arenas: the memory shared with each.
+        on_row: told of every row that a rank has marked, in order of virtual time.
+        journal: what was requested before; gets the log.
+        recorder: keeps what happens; None: nobody wants to know.
+    """
 
     def __init__(
         self,
@@ -72,6 +83,7 @@ class _ProcessRun(Carrier):
         self.children: Children | None = None
 
     def run(self, children: Children) -> None:
+        """Play the run to its end; `failure` says whether that was its own."""
         self.children = children
         try:
             self.simulation.kernel.run()
@@ -85,7 +97,7 @@ class _ProcessRun(Carrier):
         assert self.children is not None
         live = {index for index, ranks in enumerate(self._unfinished) if ranks}
         for index in live:
-            self._send(index, Abort())
+            self._send(index, Abort(str(self.failure.error).partition("\n")[0]))
         deadline = time.monotonic() + _GRACE_SECONDS
         while live and time.monotonic() < deadline:
             for index in self.children.ready(live, timeout_seconds=deadline - time.monotonic()):
@@ -236,8 +248,11 @@ def run_in_processes(
     on_deposit: OnDeposit | None,
     journal: Journal,
     recorder: Recorder | None,
+    alone: bool = False,
 ) -> Carrier:
     """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `processes` children.
+
+    With `alone`, and a process a rank, `body` runs in its process's main thread, whose random streams are left alone.
 
     Returns:
         The run, played to its end.
@@ -248,7 +263,7 @@ def run_in_processes(
     """
     edges = [world.num_ranks * index // processes for index in range(processes + 1)]
     blocks = [range(start, end) for start, end in itertools.pairwise(edges)]
-    target = partial(_run_child, world, blocks, body, seed, intra_op_threads)
+    target = partial(_run_child, world, blocks, body, seed, intra_op_threads, alone)
     # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
     method = "auto" if intra_op_threads == 1 else "spawn"
     arenas = [Arena() for _ in blocks]
@@ -256,7 +271,7 @@ def run_in_processes(
         with Children(target, processes, method=method) as children:
             for channel, arena in zip(children.channels, arenas, strict=True):
                 channel.send_fds([arena.fd])
-            run = _ProcessRun(world, blocks, arenas, on_row, on_deposit, journal, recorder)
+            run = ProcessRun(world, blocks, arenas, on_row, on_deposit, journal, recorder)
             run.run(children)
             run.failure.raise_if_any()
     finally:
@@ -271,8 +286,14 @@ def _run_child(
     body: Body,
     seed: int,
     intra_op_threads: int,
+    alone: bool,
     index: int,
     channel: Channel,
 ) -> None:
     arena = Arena(channel.recv_fds(1)[0], upper_half=True)
-    RankBlock(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index).run(body)
+    if alone:
+        torch.set_num_threads(intra_op_threads)
+        RankBlock.alone(world, index, channel, arena).run(body)
+        return
+    block = RankBlock.by_turns(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index)
+    block.run(body)

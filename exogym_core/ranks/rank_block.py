@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules
+from exogym_core.ranks.alone import Alone
 from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS
 from exogym_core.ranks.channel import ChannelClosed
 from exogym_core.ranks.failures import run_rank, told
 from exogym_core.ranks.pickling import dumps_for_child
 from exogym_core.ranks.records import (
+    Abort,
     Answered,
     Asking,
     Blocked,
@@ -31,7 +33,7 @@ from exogym_core.ranks.records import (
     Requests,
     Values,
 )
-from exogym_core.ranks.turns import Turns
+from exogym_core.ranks.turns import Aborted, Turns
 from netsim.files.errors import InputError
 from netsim.ranks.kernel import Key, Mark, Request
 
@@ -70,23 +72,13 @@ class RankBlock:
         ranks: those that live here.
         channel: to the process of the simulation.
         arena: memory shared with it.
-        seed: random streams are made from (seed, rank).
-        threads: torch's threads for one operator.
-        nth_core: which of this machine's cores the ranks share.
+        turns: who of them runs.
     """
 
     def __init__(
-        self,
-        world: World,
-        ranks: range,
-        channel: Channel,
-        arena: Arena,
-        seed: int,
-        threads: int,
-        nth_core: int,
+        self, world: World, ranks: range, channel: Channel, arena: Arena, turns: Turns | Alone
     ) -> None:
-        self.ranks, self.channel, self.arena = ranks, channel, arena
-        self.turns = Turns(ranks, seed, threads, nth_core, self._silent)
+        self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
         self.schedules = Schedules(world)
         self.world = world
         self.tickets: dict[Key, _Ticket] = {}
@@ -95,31 +87,85 @@ class RankBlock:
         self._requests: dict[int, list[Request]] = {}
         self._num_running = len(ranks)
         self._next_flush = 0.0
+        self.reason = ""  # why the run has failed
+
+    @classmethod
+    def by_turns(
+        cls,
+        world: World,
+        ranks: range,
+        channel: Channel,
+        arena: Arena,
+        seed: int,
+        threads: int,
+        nth_core: int,
+    ) -> RankBlock:
+        """Ranks that take turns as threads.
+
+        Args:
+            world: as above.
+            ranks: as above.
+            channel: as above.
+            arena: as above.
+            seed: random streams are made from (seed, rank).
+            threads: torch's threads for one operator.
+            nth_core: which of this machine's cores the ranks share.
+        """
+
+        def silent(silence: Silence) -> None:
+            with contextlib.suppress(ChannelClosed):  # the run has just ended
+                channel.send([silence])
+
+        return cls(world, ranks, channel, arena, Turns(ranks, seed, threads, nth_core, silent))
+
+    @classmethod
+    def alone(
+        cls,
+        world: World,
+        rank: int,
+        channel: Channel,
+        arena: Arena,
+        unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
+    ) -> RankBlock:
+        """One rank, in whatever thread calls; `unwind` makes what is raised in it when the run has failed."""
+        turns = Alone(lambda: unwind(block.reason))
+        block = cls(world, range(rank, rank + 1), channel, arena, turns)
+
+        def read() -> bool:
+            block.flush()
+            return block._take_in(channel.recv())
+
+        turns.read = read
+        return block
 
     def run(self, body: Body) -> None:
         """Run `body(comm)` on every rank here, to the end or until the run is given up."""
-        self.turns.run(lambda rank: self._rank(rank, body), self._host)
+        if isinstance(self.turns, Turns):
+            self.turns.run(lambda rank: self.run_rank(rank, body), self._host)
+        else:
+            with contextlib.suppress(Aborted):  # what ended the run is told by the other side
+                self.run_rank(self.ranks[0], body)
         self.flush()
 
-    def _silent(self, silence: Silence) -> None:
-        with contextlib.suppress(ChannelClosed):  # the run has just ended
-            self.channel.send([silence])
+    def communicator(self, rank: int, state: RankState) -> SimulatedCommunicator:
+        """The rank's, of the whole world."""
+        port = _PipePort(self, rank)
+        return SimulatedCommunicator(port, range(self.world.num_ranks), rank, self.schedules, state)
 
-    def _rank(self, rank: int, body: Body) -> None:
+    def run_rank(self, rank: int, body: Body) -> None:
+        """Run `body(comm)` on one rank here, and tell how it ended."""
         state = RankState()
-        comm = SimulatedCommunicator(
-            _PipePort(self, rank), range(self.world.num_ranks), rank, self.schedules, state
-        )
         results: dict[int, Any] = {}
         try:
-            failed = run_rank(comm, body, results)
+            failed = run_rank(self.communicator(rank, state), body, results)
         finally:
             self._num_running -= 1
-        self._tell(
+        self.tell(
             Failed(rank, told(rank, failed)) if failed is not None else _ended(rank, results[rank], state)
         )
 
     def _host(self) -> None:
+        assert isinstance(self.turns, Turns)
         while self._num_running:
             if self.turns.ready:
                 self.turns.let_ranks_run()
@@ -140,6 +186,9 @@ class RankBlock:
                 self.turns.ready.append(message.rank)
             case Freed():
                 self.arena.free(message.refs)
+            case Abort():
+                self.reason = message.reason
+                return False
             case _:
                 return False
         return True
@@ -159,11 +208,12 @@ class RankBlock:
             num_local = sum(rank in self.ranks for rank in record.ranks)
             ticket = self.tickets[record.key] = _Ticket(record.key, num_local)
         ticket.given += record.refs
-        self._tell(record)
+        self.tell(record)
         self.flush()
         return ticket
 
-    def _tell(self, record: NamedTuple) -> None:
+    def tell(self, record: NamedTuple) -> None:
+        """Have the simulation hear of this at the next flush."""
         self._outgoing.append(record)
 
     def deposit(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
@@ -172,12 +222,12 @@ class RankBlock:
             if not self._take_in(self.channel.recv()):
                 self.turns.aborting = True
                 self.turns.check()
-        self._tell(Deposited(rank, note, [self.arena.put(tensor) for tensor in tensors]))
+        self.tell(Deposited(rank, note, [self.arena.put(tensor) for tensor in tensors]))
         self.flush()
 
     def block(self, rank: int, record: NamedTuple) -> None:
         """Tell the parent that `rank` waits, and give way."""
-        self._tell(record)
+        self.tell(record)
         self.turns.give_way(rank)
 
     def free(self, ticket: _Ticket) -> None:
@@ -186,7 +236,7 @@ class RankBlock:
         if ticket.num_taken == ticket.num_local and ticket.done is not None:
             refs = [*ticket.done.shared, *(ref for own in ticket.done.own.values() for ref in own)]
             if any(isinstance(ref.content, int) for ref in refs):
-                self._tell(Freed(refs))
+                self.tell(Freed(refs))
 
     def flush(self) -> None:
         """Send what has gathered; requests after values, as the kernel reads them only when it needs them."""

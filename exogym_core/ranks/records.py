@@ -111,3 +111,5 @@ class Answered(NamedTuple):
 
 class Abort(NamedTuple):
     """The run has failed: unwind."""
+
+    reason: str

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature
     from netsim.ranks.kernel import Answer, Question, Request
 
-__all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator"]
+__all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator", "SimulatedHandle"]
 
 T = TypeVar("T")
 
 
-class _SimulatedHandle(Handle[T]):
+class SimulatedHandle(Handle[T]):
     """A posted call: its values are taken, and its end is waited for on the clock, at the first `wait`."""
 
     def __init__(
@@ -61,12 +61,19 @@ class _SimulatedHandle(Handle[T]):
         self._signature = signature
         self._deliver, self._on_clock = deliver, on_clock
         self._open = (key, member)
+        self._is_charged = False
         self._result: list[T] = []
 
     def wait(self) -> T:
-        if not self._result:
+        if not self._is_charged:
+            self._is_charged = True
             if self._on_clock:
                 self._comm._request(Wait(self._key))
+        return self.deliver()
+
+    def deliver(self) -> T:
+        """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""
+        if not self._result:
             port = self._comm._port
             self._result.append(self._deliver(port.take(self._ticket, self._member)))
             port.taken(self._ticket)
@@ -119,6 +126,11 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         self._port, self._ranks, self._book = port, tuple(ranks), book
         self._state = state if state is not None else RankState()
         self._group_id = group_id
+
+    @property
+    def state(self) -> RankState:
+        """What all communicators of this rank share."""
+        return self._state
 
     @property
     def traffic(self) -> Traffic:  # type: ignore[override]
@@ -274,7 +286,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
             self._count(call, member, tensors)
             self._request(Post(key, member, call))
         self._state.in_flight[key, member] = signature
-        return _SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
+        return SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
         traffic = self._state.traffic

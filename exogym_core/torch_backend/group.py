@@ -1,0 +1,456 @@
+"""A c10d process group on a simulated network: c10d's calls on our communicator's collectives.
+
+The values are those of `exogym_core.communicator`, combined once in rank order; the times are those of its kernel.
+What this file adds is c10d's way of asking: outputs given as tensors and lists of tensors, coalesced calls, complex
+and boolean dtypes, bitwise and pre-multiplied sums.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from exogym_core.torch_backend.work import NetsimWork
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from exogym_core.torch_backend.session import Session
+
+__all__ = ["NetsimGroup"]
+
+_OPS = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "PRODUCT": "product",
+    "MIN": "min",
+    "MAX": "max",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+    "PREMUL_SUM": "sum",
+}
+
+
+class NetsimGroup(dist.ProcessGroup):
+    """One rank's side of a process group.
+
+    Args:
+        session: the rank's.
+        comm: the group's communicator.
+        store: the group's part of c10d's store.
+        name: c10d's name of the group.
+
+    Raises (calls that wait):
+        MismatchError: members disagree about a call.
+        DeadlockError: what a rank waits for can never come.
+    """
+
+    def __init__(
+        self, session: Session, comm: SimulatedCommunicator, store: dist.Store, name: str = ""
+    ) -> None:
+        super().__init__(comm.rank, comm.world_size)
+        self._session, self._comm, self._store, self._given_name = session, comm, store, name
+        self._coalesced: list[NetsimWork] | None = None
+
+    # --- what it is ----------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 (c10d's)
+        return "netsim"
+
+    def name(self) -> str:
+        return "netsim"
+
+    @property
+    def group_name(self) -> str:
+        return self._given_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._given_name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_desc(self) -> str:
+        return getattr(self, "_desc", "")
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        return None
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> NetsimGroup:
+        return self
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        self._session.settle()
+
+    def shutdown(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        pass
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    # --- several calls as one ------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> NetsimWork:
+        works, self._coalesced = self._coalesced or [], None
+        return _together(self._session, works)
+
+    # --- collectives ---------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        return self._reduced("all_reduce", tensors, _op_of(opts))
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+        def finish(got: list[Any]) -> None:
+            for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+                tensor.detach().copy_(part.view_as(tensor))
+
+        work = self._reduced("all_reduce", [flat], _op_of(opts))
+        return self._then(work, "allreduce_coalesced", finish, tensors)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
+        return self._reduced("reduce", tensors, _op_of(opts), root=int(opts.rootRank))
+
+    def _reduced(self, name: str, tensors: Sequence[Tensor], op: Any, root: int = 0) -> NetsimWork:
+        works = []
+        for tensor in tensors:
+            plain, op_name, back = _reducible(tensor, op)
+            works.append((tensor, plain, back, op_name))
+        writes = name == "all_reduce" or self._comm.rank == root
+
+        def finish(got: list[Any]) -> None:
+            for (tensor, _, back, _), value in zip(works, got, strict=True):
+                if writes:
+                    tensor.detach().copy_(back(value))
+
+        with self._session.call() as _:
+            handles = [
+                self._post(name, [plain], _first_of(plain), reduce_op=op_name, root=root)
+                for _, plain, _, op_name in works
+            ]
+        return self._work(name, handles, finish, tensors)
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
+        root = int(opts.rootRank)
+
+        def finish(got: list[Any]) -> None:
+            if self._comm.rank != root:
+                for tensor, value in zip(tensors, got, strict=True):
+                    tensor.detach().copy_(value)
+
+        with self._session.call():
+            handles = [self._post("broadcast", [_plain(t)], _first_of(t), root=root) for t in tensors]
+        return self._work("broadcast", handles, finish, tensors)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        def finish(got: list[Any]) -> None:
+            for into, parts in zip(outputs, got, strict=True):
+                _copy_all(into, parts)
+
+        with self._session.call():
+            handles = [self._post("all_gather", [_plain(t)], list) for t in inputs]
+        return self._work("allgather", handles, finish, [t for into in outputs for t in into])
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        # outputs[rank][i] is rank's i-th tensor.
+        return self.allgather(
+            [[outputs[r][i] for r in range(len(outputs))] for i in range(len(inputs))], inputs
+        )
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
+        def finish(got: list[Any]) -> None:
+            _fill(output, got[0])
+
+        with self._session.call():
+            handle = self._post("all_gather", [_plain(tensor)], list)
+        return self._work("all_gather_into_tensor", [handle], finish, [output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        works = [self.all_gather_single(o, i) for o, i in zip(outputs, inputs, strict=True)]
+        return _together(self._session, works)
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> NetsimWork:
+        root = int(opts.rootRank)
+
+        def finish(got: list[Any]) -> None:
+            if self._comm.rank == root:
+                _copy_all(outputs[0], got[0])
+
+        with self._session.call():
+            handle = self._post("gather", [_plain(inputs[0])], list, root=root)
+        return self._work("gather", [handle], finish, [t for into in outputs for t in into])
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
+        root, output = int(opts.rootRank), outputs[0]
+        parts = [_plain(part) for part in inputs[0]] if self._comm.rank == root else []
+
+        def finish(got: list[Any]) -> None:
+            output.detach().copy_(got[0])
+
+        with self._session.call():
+            handle = self._post("scatter", parts, _first_of(output), root=root, like=[_plain(output)])
+        return self._work("scatter", [handle], finish, outputs)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> NetsimWork:
+        works = [
+            self._reduce_scattered(output, list(parts), _op_of(opts))
+            for output, parts in zip(outputs, inputs, strict=True)
+        ]
+        return _together(self._session, works)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
+        if tensor.numel() != output.numel() * self.size():
+            raise ValueError(
+                f"reduce_scatter: the input has {tensor.numel()} elements; give world size {self.size()} times "
+                f"the output's {output.numel()}"
+            )
+        flat = tensor.detach().reshape(self.size(), -1)
+        return self._reduce_scattered(output, list(flat), _op_of(opts))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        return _together(self._session, works)
+
+    def _reduce_scattered(self, output: Tensor, parts: list[Tensor], op: Any) -> NetsimWork:
+        made = [_reducible(part, op) for part in parts]
+        plain, op_name, back = [m[0] for m in made], made[0][1], made[0][2]
+
+        def finish(got: list[Any]) -> None:
+            output.detach().copy_(back(got[0]).view_as(output))
+
+        with self._session.call():
+            handle = self._post("reduce_scatter", plain, lambda got: got[0], reduce_op=op_name)
+        return self._work("reduce_scatter", [handle], finish, [output])
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        def finish(got: list[Any]) -> None:
+            _copy_all(outputs, got[0])
+
+        with self._session.call():
+            handle = self._post("all_to_all", [_plain(t) for t in inputs], list)
+        return self._work("all_to_all", [handle], finish, outputs)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        opts: Any = None,
+    ) -> NetsimWork:
+        given = tensor.detach().split(list(input_split_sizes or _even(tensor, self.size(), "input")))
+        into = output.detach().split(list(output_split_sizes or _even(output, self.size(), "output")))
+        return self._then(self.alltoall(into, given), "all_to_all", lambda got: None, [output])
+
+    def barrier(self, opts: Any = None) -> NetsimWork:
+        with self._session.call():
+            handle = self._post("barrier", [], lambda got: None)
+        return self._work("barrier", [handle], lambda got: None, [])
+
+    def monitored_barrier(
+        self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        self.barrier().wait()
+
+    # c10d's names of the same calls until torch 2.12
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
+        with self._session.call() as comm:
+            handle: Any = self._comm.isend(_plain(tensors[0]), dst, tag)
+        del comm
+        return self._work("send", [handle], lambda got: None, tensors)
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
+        into = torch.empty_like(_plain(tensors[0]))
+
+        def finish(got: list[Any]) -> None:
+            tensors[0].detach().copy_(got[0].view(tensors[0].dtype))
+
+        with self._session.call():
+            handle: Any = self._comm.irecv(into, src, tag)
+        return self._work("recv", [handle], finish, tensors, source=src)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
+        into = torch.empty_like(_plain(tensors[0]))
+        with self._session.call():
+            source = self._comm.recv(into, None, tag)
+            tensors[0].detach().copy_(into)
+        return self._work("recv", [], lambda got: None, tensors, source=source)
+
+    # --- groups --------------------------------------------------------------------------------------------
+
+    def split_group(self, *arguments: Any, **options: Any) -> None:
+        raise InputError("split_group: make groups on the netsim backend by torch.distributed.new_group")
+
+    # --- how every call goes -------------------------------------------------------------------------------
+
+    def _post(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        deliver: Callable[[tuple[Tensor, ...]], Any],
+        *,
+        reduce_op: str = "",
+        root: int = 0,
+        like: Sequence[Tensor] | None = None,
+    ) -> Any:
+        return self._comm._collective(name, tensors, deliver, True, reduce_op=reduce_op, root=root, like=like)
+
+    def _work(
+        self,
+        op: str,
+        handles: Sequence[Any],
+        finish: Callable[[list[Any]], None],
+        outputs: Sequence[Tensor],
+        source: int = -1,
+    ) -> NetsimWork:
+        work = NetsimWork(self._session, op, handles, finish, outputs, source)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _then(
+        self, work: NetsimWork, op: str, finish: Callable[[list[Any]], None], outputs: Sequence[Tensor]
+    ) -> NetsimWork:
+        return NetsimWork(self._session, op, [_OfWork(work)], finish, outputs)  # type: ignore[list-item]
+
+
+class _OfWork:
+    """A work as a handle of another one."""
+
+    def __init__(self, work: NetsimWork) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        self._work.wait()
+
+    def deliver(self) -> None:
+        self._work.deliver()
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+def _together(session: Session, works: Sequence[NetsimWork]) -> NetsimWork:
+    if len(works) == 1:
+        return works[0]
+    outputs = [tensor for work in works for tensor in work.outputs]
+    return NetsimWork(session, "coalesced", [_OfWork(work) for work in works], lambda got: None, outputs)
+
+
+def _op_of(opts: Any) -> Any:
+    if opts is None:
+        return dist.ReduceOp.SUM
+    return getattr(opts, "reduceOp", opts)
+
+
+def _reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], Tensor]]:
+    """A tensor that our collectives reduce, how, and the way back.
+
+    Raises:
+        InputError: c10d's op has no meaning for the dtype.
+    """
+    state = op.__getstate__() if hasattr(op, "__getstate__") else (op, None)
+    kind, factor = (state[0], state[1]) if isinstance(state, tuple) else (op, None)
+    word = str(getattr(kind, "name", kind)).rsplit(".", maxsplit=1)[-1].upper()
+    plain = tensor.detach()
+    if word not in _OPS:
+        word = next((name for name in _OPS if op == getattr(dist.ReduceOp, name, None)), word)
+    if word not in _OPS:
+        raise InputError(f"netsim: no reduction {op!r}")
+    if factor is not None:
+        plain = plain * factor
+    if plain.is_complex():
+        if _OPS[word] not in ("sum", "avg"):
+            raise InputError(f"netsim: {word} of {tensor.dtype} has no meaning; use SUM or AVG")
+        return torch.view_as_real(plain).contiguous(), _OPS[word], torch.view_as_complex
+    if plain.dtype == torch.bool:
+        name = "max" if _OPS[word] in ("sum", "max", "bor") else "min"
+        name = "bxor" if word == "BXOR" else name
+        return plain.to(torch.uint8), name, lambda value: value.to(torch.bool)
+    return plain, _OPS[word], lambda value: value
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """What travels: the tensor's values without its sparse or conjugate form."""
+    return tensor.detach().resolve_conj().contiguous()
+
+
+def _first_of(like: Tensor) -> Callable[[tuple[Tensor, ...]], Tensor]:
+    """What has come, or on members that get nothing their own."""
+    return lambda got: got[0].clone() if got else like.detach()
+
+
+def _copy_all(into: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+    for tensor, part in zip(into, parts, strict=True):
+        tensor.detach().copy_(part.view(tensor.dtype).view_as(tensor))
+
+
+def _fill(output: Tensor, parts: Sequence[Tensor]) -> None:
+    flat = output.detach()
+    flat = flat.view(-1) if flat.is_contiguous() else flat
+    gathered = torch.cat([part.reshape(-1) for part in parts])
+    flat.copy_(gathered.view_as(flat))
+
+
+def _even(tensor: Tensor, size: int, which: str) -> list[int]:
+    if tensor.shape[0] % size:
+        raise ValueError(
+            f"all_to_all_single: the {which}'s first dimension is {tensor.shape[0]}; give split sizes, or a multiple "
+            f"of the world size {size}"
+        )
+    return [tensor.shape[0] // size] * size

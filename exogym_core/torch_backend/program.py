@@ -1,0 +1,227 @@
+"""Other people's programs as ranks of a simulated run, and what is to be told of them when they have ended."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from exogym_core.communicator.simulated.simulation import World
+from exogym_core.ranks.journal import Journal
+from exogym_core.ranks.processes import run_in_processes
+from exogym_core.torch_backend.session import ComputeClock, attach
+from netsim.tools.trace import tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from exogym_core.ranks.carrier import Carrier
+    from netsim.ranks.kernel import StampedRow
+    from netsim.topology import Topology
+
+__all__ = ["Exposure", "Program", "ProgramReport", "report_of", "run_program"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script or module as torchrun would start it.
+
+    Attributes:
+        name: the script's path, or the module's name.
+        arguments: of its command line.
+        is_module: run `name` as `python -m` does.
+        replaced_backends: backends that it asks for and gets `netsim` instead.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    replaced_backends: tuple[str, ...] = ()
+
+
+@dataclass
+class ProgramReport:
+    """What a program's run came to.
+
+    Attributes:
+        virtual_seconds: when the last rank ended.
+        rank_virtual_seconds: when each did.
+        compute_utilisation: computing / the run's whole virtual time, mean over ranks.
+        slowest_rank: the one that ended last.
+        exposed_seconds: per place (`file:line`) of the program and operation, seconds that ranks waited there; mean
+            over ranks, the longest first.
+        bytes_sent: payload that left each rank.
+        wan_bytes: of all ranks, to other regions.
+        link_bytes: per link, both as the network counts them.
+    """
+
+    virtual_seconds: float
+    rank_virtual_seconds: list[float]
+    compute_utilisation: float
+    slowest_rank: int
+    exposed_seconds: list[tuple[str, str, float]]
+    bytes_sent: list[int]
+    wan_bytes: int
+    link_bytes: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+class Exposure:
+    """Sums up, by place, what marks tell of waiting."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._until = [0.0] * num_ranks
+        self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._num_ranks = num_ranks
+
+    def take(self, row: StampedRow) -> None:
+        """Count what the rank has waited since its last mark."""
+        if "waited" in row.row:
+            seconds = row.exposed_seconds - self._until[row.rank]
+            self.seconds[row.row["place"], row.row["waited"]] += seconds / self._num_ranks
+            self._until[row.rank] = row.exposed_seconds
+
+
+def run_program(
+    program: Program,
+    num_ranks: int,
+    topology: Topology,
+    *,
+    compute: ComputeClock,
+    placement: Sequence[str] | None = None,
+    protocol: Any = None,
+    collectives: Any = None,
+    trace: Path | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> ProgramReport:
+    """Run a program on `num_ranks` ranks of `topology`, a process each.
+
+    Raises:
+        NetsimError: what ended the run, with the program's own file and line.
+        InputError: an argument is wrong.
+    """
+    world = World.build(num_ranks, topology, placement, protocol, collectives)
+    exposure = Exposure(num_ranks)
+    with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
+        store = os.path.join(folder, "store")
+
+        def body(comm: SimulatedCommunicator) -> None:
+            _become_rank(comm, program, compute, store)
+
+        with tracing(trace, world.hosts, warn) as recorder:
+            run = run_in_processes(
+                world,
+                body,
+                seed=0,
+                processes=num_ranks,
+                intra_op_threads=1,
+                on_row=exposure.take,
+                on_deposit=None,
+                journal=Journal(),
+                recorder=recorder,
+                alone=True,
+            )
+    return report_of(run, exposure)
+
+
+def report_of(run: Carrier, exposure: Exposure) -> ProgramReport:
+    """What a run that has ended came to."""
+    kernel, network, world = run.simulation.kernel, run.simulation.network, run.simulation.world
+    ends = list(kernel.end_seconds)
+    whole, num_ranks = max(ends), len(ends)
+    assert network is not None
+    assert world.topology is not None
+    links = {
+        f"{link.source} -> {link.target}": float(count)
+        for link, count in zip(world.topology.links, network.link_bytes, strict=True)
+        if count
+    }
+    return ProgramReport(
+        whole,
+        ends,
+        sum(kernel.compute_seconds) / (whole * num_ranks) if whole else 1.0,
+        max(range(num_ranks), key=lambda rank: (ends[rank], -rank)),
+        sorted(((*place, s) for place, s in exposure.seconds.items()), key=lambda each: -each[2]),
+        [state.traffic.bytes_sent for state in run.states],
+        sum(state.traffic.wan_bytes for state in run.states),
+        links,
+    )
+
+
+def _become_rank(comm: SimulatedCommunicator, program: Program, compute: ComputeClock, store: str) -> None:
+    """Be what torchrun's child would be, and run the program to its end."""
+    import exogym_core.torch_backend  # noqa: F401 (registers the backend)
+
+    rank, size = comm.rank, comm.world_size
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "netgym",
+    }
+
+    def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:  # type: ignore[name-defined]
+        yield dist.FileStore(store, size), rank, size  # type: ignore[attr-defined]
+
+    # torch's own would listen on a port; these ranks share a private folder.
+    _rendezvous_handlers["env"] = meet
+    _replace_backends(program.replaced_backends)
+    sys.argv = [program.name, *program.arguments]
+    session = attach(comm, compute)
+    try:
+        if program.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(program.name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program.name)))
+            runpy.run_path(program.name, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    session.settle()
+    session.end()
+
+
+def _replace_backends(names: Sequence[str]) -> None:
+    """Have the program get `netsim` where it asks for one of these, or for torch's own choice."""
+    if not names:
+        return
+    core = dist.distributed_c10d
+    for function in ("init_process_group", "new_group"):
+        original = getattr(core, function)
+
+        def replaced(
+            *arguments: Any, _original: Any = original, _name: str = function, **options: Any
+        ) -> Any:
+            position = 0 if _name == "init_process_group" else 2
+            given = arguments[position] if len(arguments) > position else options.get("backend")
+            if given is None or any(part.split(":")[-1] in names for part in str(given).split(",")):
+                if len(arguments) > position:
+                    arguments = (*arguments[:position], "netsim", *arguments[position + 1 :])
+                else:
+                    options["backend"] = "netsim"
+            return _original(*arguments, **options)
+
+        setattr(core, function, replaced)
+        setattr(dist, function, replaced)

@@ -1,0 +1,212 @@
+"""The simulation for ranks that somebody else has started: a process of its own, found through c10d's store.
+
+Rank 0 starts it, with a unix socket in a private folder whose path it leaves in the store; each rank connects, and is
+let in if it is the same user's. What travels there is as between a parent and its children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.simulated.port import RankState
+from exogym_core.communicator.simulated.simulation import World
+from exogym_core.ranks.arena import Arena
+from exogym_core.ranks.channel import Channel, ChannelClosed
+from exogym_core.ranks.failures import told
+from exogym_core.ranks.journal import Journal
+from exogym_core.ranks.processes import ProcessRun
+from exogym_core.ranks.rank_block import RankBlock
+from exogym_core.ranks.records import Ended, Failed
+from exogym_core.ranks.turns import Aborted
+from exogym_core.torch_backend.program import Exposure, report_of
+from exogym_core.torch_backend.session import ComputeClock, Session, attach
+from netsim.files.errors import InputError, NetsimError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+__all__ = ["connect"]
+
+_SECONDS_TO_START = 300.0
+_PATH = "netgym simulation"
+
+
+def connect(store: Store, rank: int, num_ranks: int) -> Session:
+    """Join the simulation of this run, starting it on rank 0.
+
+    The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES and NETGYM_OUT
+    of rank 0 say what is simulated, and where a run folder is written.
+
+    Raises:
+        InputError: a variable is wrong.
+        RankError: the simulation's process has ended.
+    """
+    compute = ComputeClock.parse(os.environ.get("NETGYM_COMPUTE", "live"))
+    if rank == 0:
+        _world(num_ranks)  # or its mistakes would be told by another process
+        _start(store, num_ranks)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(store.get(_PATH).decode())
+    channel = Channel(connection)
+    try:
+        channel.send((rank, os.getpid()))
+        world = channel.recv()
+        arena = Arena(channel.recv_fds(1)[0], upper_half=True)
+    except ChannelClosed:
+        raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
+    block = RankBlock.alone(world, rank, channel, arena, _ended_run)
+    comm = block.communicator(rank, RankState())
+    session = attach(comm, compute)
+    atexit.register(_leave, session, block, rank)
+    return session
+
+
+def _ended_run(reason: str) -> BaseException:
+    return RankError(
+        f"the simulated run has been ended: {reason}" if reason else "the simulated run has been ended", -1
+    )
+
+
+def _leave(session: Session, block: RankBlock, rank: int) -> None:
+    """At the end of the rank's process: say whether its program has come to its own end."""
+    failure = getattr(sys, "last_value", None)
+    try:
+        if failure is not None:
+            block.tell(Failed(rank, told(rank, failure)))
+        else:
+            session.settle()
+            session.end()
+            session.comm.finish()
+            block.tell(Ended(rank, b"\x80\x04N.", session.comm.state))
+        block.flush()
+    except (ChannelClosed, NetsimError, Aborted):  # told by the simulation itself
+        pass
+
+
+def _world(num_ranks: int) -> World:
+    from netsim.topology import Topology
+
+    return World.build(
+        num_ranks,
+        Topology.load(os.environ.get("NETGYM_TOPOLOGY", "lan")),
+        None,
+        os.environ.get("NETGYM_PROTOCOL"),
+        os.environ.get("NETGYM_COLLECTIVES"),
+    )
+
+
+def _start(store: Store, num_ranks: int) -> None:
+    folder = tempfile.mkdtemp(prefix="netgym-")  # of mode 0700
+    path = os.path.join(folder, "simulation")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(num_ranks)
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, str(listener.fileno()), str(num_ranks), path],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
+        )
+    store.set(_PATH, path)
+
+
+# --- in the process of the simulation ----------------------------------------------------------------------
+
+
+class _Guests:
+    """The ranks' processes, seen through their connections; see `exogym_core.ranks.children:Children`."""
+
+    def __init__(self, channels: list[Channel], pids: list[int]) -> None:
+        self.channels, self.pids = channels, pids
+
+    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
+        """Those that have sent something or ended, waiting for the first."""
+        owner = {self.channels[index].fileno(): index for index in indices}
+        return sorted(owner[fd] for fd in select.select(list(owner), [], [], timeout_seconds)[0])
+
+    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
+        """All that can be seen of a process that is nobody's child here."""
+        return f"process {self.pids[index]} has gone"
+
+    def is_stopped(self, index: int) -> bool:
+        """Not looked at."""
+        return False
+
+
+def _accept(listener: socket.socket, num_ranks: int) -> _Guests:
+    """Every rank's connection; other users are not let in."""
+    guests: dict[int, tuple[Channel, int]] = {}
+    listener.settimeout(_SECONDS_TO_START)
+    while len(guests) < num_ranks:
+        connection, _ = listener.accept()
+        connection.setblocking(True)
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", raw)[1] != os.getuid():
+            connection.close()
+            continue
+        channel = Channel(connection)
+        rank, pid = channel.recv()
+        guests[rank] = channel, pid
+    pairs = [guests[rank] for rank in range(num_ranks)]
+    return _Guests([channel for channel, _ in pairs], [pid for _, pid in pairs])
+
+
+def _serve(fd: int, num_ranks: int, path: str) -> int:
+    world = _world(num_ranks)
+    listener = socket.socket(fileno=fd)
+    try:
+        guests = _accept(listener, num_ranks)
+    finally:
+        listener.close()
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+    arenas = [Arena() for _ in range(num_ranks)]
+    exposure = Exposure(num_ranks)
+    run = ProcessRun(
+        world,
+        [range(rank, rank + 1) for rank in range(num_ranks)],
+        arenas,
+        exposure.take,
+        None,
+        Journal(),
+        None,
+    )
+    for channel, arena in zip(guests.channels, arenas, strict=True):
+        channel.send(world)
+        channel.send_fds([arena.fd])
+    run.run(guests)  # type: ignore[arg-type]
+    if run.failure.error is not None:
+        print(f"error: {run.failure.error}", file=sys.stderr)
+        return 1
+    _record(report_of(run, exposure).as_json())
+    return 0
+
+
+def _record(document: dict[str, Any]) -> None:
+    out = os.environ.get("NETGYM_OUT")
+    if out:
+        from exogym_core.results.record import RunFolder
+
+        folder = RunFolder.create(out, Path(out).name)
+        folder.write_text(
+            "launch.json", json.dumps({"run_folder": str(folder.path), **document}, indent=2) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    except (InputError, ChannelClosed, TimeoutError) as error:
+        sys.exit(f"error: {error}")

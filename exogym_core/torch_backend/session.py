@@ -1,0 +1,190 @@
+"""This process's rank in a simulated run: its communicator, and what its computing costs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from exogym_core.cost.devices import find_device
+from exogym_core.names import visible
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from exogym_core.torch_backend.work import NetsimWork
+
+__all__ = ["ComputeClock", "Session", "advance", "attach", "current_session"]
+
+_TORCH = os.path.dirname(torch.__file__)
+_OURS = os.path.dirname(os.path.dirname(__file__))
+
+
+@dataclass
+class ComputeClock:
+    """What a program's computing between two calls costs in virtual time.
+
+    Attributes:
+        kind: `live` (its CPU seconds, measured as it runs), `flops` (on a device), or `marks`: only what it says itself
+            by `exogym_core.advance`.
+        factor: virtual seconds for each measured one; for `flops`, seconds an operation.
+    """
+
+    kind: str = "live"
+    factor: float = 1.0
+    _last: float = 0.0
+    _flops: FlopCounterMode | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> ComputeClock:
+        """From `live`, `live FACTOR`, `flops DEVICE [UTILISATION]` or `marks`.
+
+        Raises:
+            InputError: it is none of these.
+
+        >>> ComputeClock.parse("live 0.05").factor
+        0.05
+        """
+        kind, *rest = text.split() or [""]
+        try:
+            if kind == "marks" and not rest:
+                return cls(kind)
+            if kind == "live" and len(rest) < 2:
+                factor = float(rest[0]) if rest else 1.0
+                if 0 <= factor < float("inf"):
+                    return cls(kind, factor)
+            if kind == "flops" and 0 < len(rest) < 3:
+                utilisation = float(rest[1]) if len(rest) > 1 else 0.4
+                if 0 < utilisation <= 1:
+                    return cls(kind, 1 / (find_device(rest[0]).flops_for("bf16", rest[0]) * utilisation))
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+        raise InputError(
+            f"compute {visible(text)!r}: write 'live', 'live 0.1' (times a factor), 'flops h100 0.4' (device and "
+            "utilisation) or 'marks' (only exogym_core.advance counts)"
+        )
+
+    def start(self) -> None:
+        """The program computes from now on."""
+        self._last = time.process_time()
+        if self.kind == "flops":
+            self._flops = FlopCounterMode(display=False)
+            self._flops.__enter__()  # type: ignore[no-untyped-call]
+
+    def take_seconds(self) -> float:
+        """Virtual seconds of what has been computed since the last call of `go_on`."""
+        if self.kind == "live":
+            return (time.process_time() - self._last) * self.factor
+        if self._flops is not None:
+            total = float(self._flops.get_total_flops())
+            seconds, self._last = (total - self._last) * self.factor, total
+            return seconds
+        return 0.0
+
+    def go_on(self) -> None:
+        """What follows is the program's own again."""
+        if self.kind == "live":
+            self._last = time.process_time()
+
+
+class Session:
+    """One rank: calls go through here, so that computing is charged before and waiting is told after each."""
+
+    def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
+        self.comm, self._compute = comm, compute
+        self._uncharged: list[NetsimWork] = []
+        self._depth = 0
+        self.has_world = False  # the default group has been made
+        compute.start()
+
+    @contextmanager
+    def call(self) -> Iterator[SimulatedCommunicator]:
+        """Inside is a call of ours: what the program has computed until now is charged."""
+        if self._depth == 0:
+            seconds = self._compute.take_seconds()
+            if seconds:
+                self.comm.advance(seconds)
+        self._depth += 1
+        try:
+            yield self.comm
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._compute.go_on()
+
+    def end(self) -> None:
+        """The program is through: what it has computed since its last call counts too."""
+        with self.call():
+            pass
+
+    def waited(self, op: str) -> None:
+        """Tell where the program has just waited, and for what."""
+        self.comm.mark({"waited": op, "place": program_place()})
+
+    # --- values that are there before their time -----------------------------------------------------------
+
+    def charge_later(self, work: NetsimWork) -> None:
+        """C++ has the values of `work` already: its time is waited for when the backward pass ends."""
+        if not self._uncharged and torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self.settle)
+        self._uncharged.append(work)
+
+    def settle(self) -> None:
+        """Wait, on the clock, for everything whose values have been handed out."""
+        works, self._uncharged = self._uncharged, []
+        for work in works:
+            work.wait()
+
+    def settle_others(self, work: NetsimWork) -> None:
+        """Before a wait for `work`: what was handed out earlier is over by then, too."""
+        if work not in self._uncharged:
+            self.settle()
+        else:
+            self._uncharged.remove(work)
+
+
+_session: Session | None = None
+
+
+def attach(comm: SimulatedCommunicator, compute: ComputeClock) -> Session:
+    """Make `comm` this process's way to the simulation."""
+    global _session
+    _session = Session(comm, compute)
+    return _session
+
+
+def current_session() -> Session | None:
+    """This process's session, if it takes part in a simulated run."""
+    return _session
+
+
+def advance(seconds: float) -> None:
+    """Compute for `seconds` of virtual time, in a program that runs under `netgym launch`; else nothing happens.
+
+    Raises:
+        InputError: negative or infinite seconds.
+    """
+    if _session is not None:
+        with _session.call() as comm:
+            comm.advance(seconds)
+
+
+def program_place() -> str:
+    """`file:line` of the program's own code that is running: neither torch's nor ours."""
+    frame = sys._getframe(1)
+    place = "?"
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _OURS, "<")):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return place

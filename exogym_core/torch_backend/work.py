@@ -1,0 +1,122 @@
+"""What c10d calls return: work in flight, whose values and whose time come apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.simulated.communicator import SimulatedHandle
+    from exogym_core.torch_backend.session import Session
+
+__all__ = ["NetsimWork"]
+
+
+class NetsimWork(dist.Work):
+    """Calls of one rank in flight.
+
+    `wait` waits for values in host time and for the calls' end on the clock. A future has the values at once, for
+    those who wait for it in C++ or chain callbacks to it, and its time is charged when the backward pass ends that
+    is under way, at its own `wait`, or before the program's next wait for anything.
+
+    Args:
+        session: the rank's.
+        op: c10d's name of the call.
+        handles: of the calls.
+        finish: puts what has come where c10d wants it.
+        outputs: what `result` and futures give.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        op: str,
+        handles: Sequence[SimulatedHandle[Any]],
+        finish: Callable[[list[Any]], None] = lambda got: None,
+        outputs: Sequence[Tensor] = (),
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._session, self._op, self._handles = session, op, list(handles)
+        self._finish, self._outputs, self._source = finish, list(outputs), source
+        self._is_delivered = self._is_charged = False
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Until it is done."""
+        with self._session.call():
+            self._session.settle_others(self)
+            if not self._is_charged:
+                self._is_charged = True
+                for handle in self._handles:
+                    handle.wait()
+                if self._handles:
+                    self._session.waited(self._op)
+            self.deliver()
+        return True
+
+    def deliver(self) -> None:
+        """Put values where they belong, as soon as they are there."""
+        if not self._is_delivered:
+            self._is_delivered = True
+            self._finish([handle.deliver() for handle in self._handles])
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once, at the rank's virtual time."""
+        with self._session.call():
+            return self._is_charged or all(handle.is_completed() for handle in self._handles)
+
+    def is_success(self) -> bool:
+        """Failures are raised where they are met."""
+        return self.is_completed()
+
+    def exception(self) -> None:
+        """Failures are raised where they are met."""
+
+    def synchronize(self) -> None:
+        """`wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Who sent what has been received."""
+        return self._source
+
+    _source_rank = source_rank
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The tensors that it writes."""
+        return self._outputs
+
+    def result(self) -> list[Tensor]:
+        """The tensors that it has written."""
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The tensors as a future, which has its values already."""
+        with self._session.call():
+            self.deliver()
+            if not self._is_charged:
+                self._session.charge_later(self)
+        future = _ChargedFuture(self)
+        future.set_result(self._outputs)
+        return future
+
+
+class _ChargedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future whose wait, from Python, takes its work's time."""
+
+    def __init__(self, work: NetsimWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()

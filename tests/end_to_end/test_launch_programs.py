@@ -1,0 +1,133 @@
+"""Other people's programs, unmodified, on the simulated backend: gloo's losses, and a clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+LOSSES = re.compile(r"loss \d+ [\d.]+")
+
+
+def launch(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "exogym_core", "launch", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
+def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
+    """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
+    script = str(PROGRAMS / name)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True, check=True)
+    options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
+    code, out, err = launch(*options, script, "netsim")
+    assert code == 0, err
+    assert LOSSES.findall(out) == LOSSES.findall(real.stdout) != []
+    report = json.loads(out.splitlines()[-1])
+    assert report["virtual_seconds"] > 0.5
+    assert any(place.startswith(f"{name}:") for place, _, _ in report["exposed_seconds"])
+    assert sum(report["link_bytes"].values()) > 0
+    again = json.loads(launch(*options, "--replace-backend", "gloo", script, "gloo")[1].splitlines()[-1])
+    assert again == report, "deterministic where nothing is measured, whatever the script calls its backend"
+
+
+def test_every_call_gives_what_it_is_defined_to() -> None:
+    code, out, err = launch("-n", "3", "--compute", "marks", str(PROGRAMS / "calls.py"), "netsim")
+    assert code == 0, err
+    assert "all calls are right" in out
+    assert "of virtual time" in out
+
+
+def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
+    """10 kB over a line of 80 kbit/s take a second: hidden behind a second of computing, exposed without."""
+    topology = tmp_path / "line.yaml"
+    topology.write_text("hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 80 kbit/s, latency: 0 s}\n")
+    script = tmp_path / "overlap.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist, exogym_core\n"
+        "dist.init_process_group('netsim')\n"
+        "tensor = torch.zeros(10_000, dtype=torch.uint8)\n"
+        "work = dist.broadcast(tensor, 0, async_op=True)\n"
+        "exogym_core.advance(float(sys.argv[1]))\n"
+        "work.wait()\n"
+    )
+    ends = []
+    for seconds in ("0", "1.5"):
+        options = ["-n", "2", "--topology", str(topology), "--compute", "marks", "--json"]
+        code, out, err = launch(*options, str(script), seconds)
+        assert code == 0, err
+        ends.append(json.loads(out)["rank_virtual_seconds"][1])
+    assert ends == [pytest.approx(1.0), pytest.approx(1.5)]
+
+
+def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> None:
+    """No launcher of ours: rank 0 starts the simulation, the others find it in c10d's store."""
+    out = tmp_path / "run"
+    environment = os.environ | {
+        "NETGYM_TOPOLOGY": "two-datacenters",
+        "NETGYM_COMPUTE": "marks",
+        "NETGYM_OUT": str(out),
+    }
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import exogym_core.torch_backend\n"
+        f"import runpy, sys; sys.argv = ['calls.py', 'netsim']; runpy.run_path({str(PROGRAMS / 'calls.py')!r})\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "all calls are right" in done.stdout
+    for _ in range(200):  # the simulation's process writes when the last rank has gone
+        if (out / "launch.json").is_file():
+            break
+        os.sched_yield()
+        subprocess.run(["sleep", "0.05"], check=True)
+    assert json.loads((out / "launch.json").read_text())["virtual_seconds"] > 0.02
+
+
+def failing(tmp_path: Path, text: str) -> str:
+    script = tmp_path / "program.py"
+    script.write_text(f"import torch, torch.distributed as dist\ndist.init_process_group('netsim')\n{text}\n")
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "dist.all_reduce(torch.ones(2 + dist.get_rank()))",
+            "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:3",
+        ),
+        (
+            "dist.recv(torch.ones(1), 1 - dist.get_rank())",
+            "deadlock: rank 0 waits for rank 1 in recv(float32[1]) at program.py:3",
+        ),
+        (
+            "raise KeyError('oops') if dist.get_rank() else dist.barrier()",
+            "rank 1 failed at program.py:3: KeyError",
+        ),
+    ],
+    ids=["mismatch", "deadlock", "exception"],
+)
+def test_what_goes_wrong_is_told_with_the_scripts_line(text: str, told: str, tmp_path: Path) -> None:
+    code, _, err = launch("-n", "2", "--compute", "marks", failing(tmp_path, text))
+    assert code in (1, 2)
+    assert told in err.splitlines()[0]
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    assert launch("-n", "2", "no-such.py")[::2] == (
+        2,
+        "error: no-such.py: no such script; for a module add -m\n",
+    )
+    script = failing(tmp_path, "")
+    assert "write 'live', 'live 0.1'" in launch("-n", "2", "--compute", "fast", script)[2]
+    assert "add --out DIR" in launch("-n", "2", "--trace", script)[2]
