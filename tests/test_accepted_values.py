@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import urllib.error
+import urllib.request
+
 import pytest
 import torch
 from torch.distributed import ReduceOp
 
 from exogym_core import Trainer
 from exogym_core.communicator.base import reduce_op_name
+from exogym_core.cost.compute import Compute
+from exogym_core.data.batches import collate_of
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.strategy.options.lr_schedule import build_scheduler, resolve_scheduler
-from exogym_core.strategy.parts.selectors import RandomIndexSelector
-from exogym_core.tasks import build_model
+from exogym_core.strategy.parts.selectors import slice_bounds
+from exogym_core.tasks import build_model, build_task
+from exogym_core.tasks.mnist import read_idx
 from netsim.files.errors import InputError, UnknownNameError
 
 
@@ -32,19 +39,11 @@ def test_null_in_a_schedule_means_its_default():
     assert build_scheduler(optimizer, "lambda_cosine", options, 10).get_last_lr() == [1.0]
 
 
-def test_bounds_of_a_random_selection_do_not_overflow(monkeypatch):
+def test_bounds_of_a_random_selection_do_not_overflow():
     """At 3e10 values and p=0.02 the product of the last place and the size passed 2 ** 63."""
-
-    class Sized:
-        def __len__(self):
-            return 30_000_000_000
-
-    # As many slices as p=0.02 asks for, 6e8, need 5 GB: of their places look at the last few alone.
     places = torch.arange(600_000_000 - 3, 600_000_001)
-    monkeypatch.setattr(torch, "arange", lambda *_: places)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.zeros(3, dtype=torch.float64))
-    indices = RandomIndexSelector(0.02).get_indices(Sized(), 0)
-    assert indices.tolist() == [30_000_000_000 - 50 * behind for behind in (3, 2, 1)]
+    bounds = slice_bounds(places, 30_000_000_000, 600_000_000)
+    assert bounds.tolist() == [30_000_000_000 - 50 * behind for behind in (3, 2, 1, 0)]
 
 
 @pytest.mark.parametrize(("of_trainer", "of_fit"), [("", "cpu"), ("auto", "cpu"), (None, ""), ("", "auto")])
@@ -58,3 +57,43 @@ def test_no_device_is_written_as_exo_gym_and_as_experiments_do(of_trainer, of_fi
     assert model.fit_result.complete
     with pytest.raises(InputError, match="device is 'mps', but Trainer was given 'cpu'"):
         Trainer(model, samples, device="cpu").fit(strategy=AllReduceStrategy(), num_nodes=2, device="mps")
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda: Compute.parse({"fixed": "1 s", "stragglers": {"slowdown": 5}}),
+            "give both fraction and slowdown",
+        ),
+        (lambda: Compute.parse({"stragglers": {"fraction": "1 %"}}), "give both fraction and slowdown"),
+        (lambda: collate_of({"drop_last": "no"}), "drop_last 'no'; give True or False"),
+        (lambda: collate_of({"num_workers": -1}), "num_workers -1; give a whole number from 0 up"),
+        (
+            lambda: Trainer(None, None).fit(num_nodes=1, shuffle="no"),
+            "fit: shuffle is 'no'; give True or False",
+        ),
+        (lambda: build_task("text", dtype="float32"), "dtype='float32' is no kind of whole number"),
+    ],
+)
+def test_what_used_to_be_taken_for_something_else_without_a_word_is_refused(make, line):
+    """Half a straggler slowed nothing, "no" counted as true, tokens were cut from floats."""
+    with pytest.raises(InputError, match=line):
+        make()
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08" + bytes(40), gzip.compress(bytes(100_000_001))])
+def test_a_gzip_file_that_is_broken_or_never_ends_is_told(content, tmp_path):
+    path = tmp_path / "images.gz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"images\.gz: .*fetch it again"):
+        read_idx(path)
+
+
+def test_a_download_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("no network here")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(InputError, match=r"task mnist: https://.* cannot be fetched: .*no network here"):
+        build_task("mnist", path=str(tmp_path), download=True)

@@ -235,7 +235,7 @@ def test_a_token_outside_the_vocabulary_is_named(name):
     [
         (
             lambda: build_task("text", dtype="unit16"),
-            "task text: dtype='unit16' is none of numpy's; use 'uint16'",
+            "task text: dtype='unit16' is no kind of whole number; use 'uint16'",
         ),
         (
             lambda: build_task("text", validation_fraction=1),

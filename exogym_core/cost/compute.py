@@ -113,13 +113,15 @@ class Compute:
         if isinstance(jitter, Mapping):
             jitter = _options("compute.jitter", jitter, ("sigma",)).get("sigma", 0.0)
         slow = _options("compute.stragglers", given.get("stragglers"), ("fraction", "slowdown"))
+        fraction = _number("compute.stragglers.fraction", slow.get("fraction", 0.0), 1.0, zero=True)
+        slowdown = _number("compute.stragglers.slowdown", slow.get("slowdown", 1.0), 1e6)
+        if len(slow) == 1:
+            raise InputError("compute.stragglers: give both fraction and slowdown; one alone slows nothing")
         return replace(
             parsed,
             jitter=_number("compute.jitter", jitter, 10.0, zero=True),
-            straggler_fraction=_number(
-                "compute.stragglers.fraction", slow.get("fraction", 0.0), 1.0, zero=True
-            ),
-            straggler_slowdown=_number("compute.stragglers.slowdown", slow.get("slowdown", 1.0), 1e6),
+            straggler_fraction=fraction,
+            straggler_slowdown=slowdown,
             coding=Coding.parse(given.get("coding")),
         )
 

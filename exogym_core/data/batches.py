@@ -123,7 +123,12 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
             raise InputError(
                 f"fit: dataloader_kwargs has {name!r}, which the trainer sets; use {_OURS[name]}"
             )
-    collate, drop_last = rest.pop("collate_fn", None), bool(rest.pop("drop_last", False))
+    collate, drop_last = rest.pop("collate_fn", None), rest.pop("drop_last", False)
+    if not isinstance(drop_last, bool):
+        raise InputError(f"fit: dataloader_kwargs has drop_last {drop_last!r}; give True or False")
+    workers = rest.get("num_workers", 0)
+    if not isinstance(workers, int) or workers < 0:
+        raise InputError(f"fit: dataloader_kwargs has num_workers {workers!r}; give a whole number from 0 up")
     if not rest.get("num_workers") and not rest.get("pin_memory"):
         return collate, drop_last, {}
     return collate, drop_last, rest

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import struct
 import urllib.request
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ _FILES = {
     "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-_MAX_DOWNLOAD_BYTES = 100_000_000
+_MAX_BYTES = _MAX_DOWNLOAD_BYTES = 100_000_000
 _MEAN, _DEVIATION = 0.1307, 0.3081  # of the training pixels, as every MNIST example normalises
 
 
@@ -39,9 +40,14 @@ def read_idx(path: Path) -> np.ndarray:
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
         try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError) as error:
+            with gzip.open(path) as file:
+                raw = file.read(_MAX_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path}: broken gzip file ({error}); fetch it again") from None
+    if len(raw) > _MAX_BYTES:
+        raise InputError(
+            f"{path}: holds more than {_MAX_BYTES:,} bytes, MNIST's files do not; fetch it again"
+        )
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise InputError(f"{path}: not an IDX file of unsigned bytes; give MNIST's own files")
     num_dimensions = raw[3]
@@ -65,8 +71,11 @@ def _locate(folder: Path, name: str, download: bool) -> Path:
             f"task mnist: {folder / name}[.gz] is missing; put the IDX files there or set download: true"
         )
     # A fixed https address, and the digest below.
-    with urllib.request.urlopen(f"{_ORIGIN}{name}.gz", timeout=60) as answer:  # nosec B310
-        content: bytes = answer.read(_MAX_DOWNLOAD_BYTES)
+    try:
+        with urllib.request.urlopen(f"{_ORIGIN}{name}.gz", timeout=60) as answer:  # nosec B310
+            content: bytes = answer.read(_MAX_DOWNLOAD_BYTES)
+    except OSError as error:
+        raise InputError(f"task mnist: {_ORIGIN}{name}.gz cannot be fetched: {error}") from error
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != _FILES[name]:
         raise InputError(f"task mnist: the download of {name}.gz is not the published file; try again")
     folder.mkdir(parents=True, exist_ok=True)

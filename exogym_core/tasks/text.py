@@ -165,9 +165,11 @@ def text(
     if not 0 < validation_fraction < 1:
         raise InputError(f"task text: validation_fraction={validation_fraction} must be between 0 and 1")
     try:
-        np.dtype(dtype)
+        counts = np.dtype(dtype).kind in "iu"
     except TypeError:
-        raise InputError(f"task text: dtype={dtype!r} is none of numpy's; use 'uint16' or 'uint32'") from None
+        counts = False
+    if not counts:
+        raise InputError(f"task text: dtype={dtype!r} is no kind of whole number; use 'uint16' or 'uint32'")
     given = [paths] if isinstance(paths, str) else paths
     files = _standard_library(num_bytes) if given is None else [TokenFile.open(Path(p), dtype) for p in given]
     if validation_paths is not None:

@@ -84,6 +84,12 @@ def _collectives(name: str, value: Any) -> Any:
     return value
 
 
+def _truth(name: str, value: Any) -> Any:
+    if not isinstance(value, bool):  # "no" would count as true
+        raise InputError(f"fit: {name} is {value!r}; give True or False")
+    return value
+
+
 def open_device(name: str, value: Any) -> Any:
     """None for "" (EXO Gym's way to leave a device open) and "auto" (the experiment files'), else `value`."""
     return None if isinstance(value, str) and value in ("", "auto") else value
@@ -101,7 +107,7 @@ class RunOptions:
     devices: Sequence[int | str | torch.device] | None = option(None, check=open_device)
     batch_size: int = option(16, check=whole_number(1), key="batch_size", same=True)
     minibatch_size: int | str | None = option(None, key="minibatch_size", same=True)
-    shuffle: bool = option(True, key="shuffle", same=True)
+    shuffle: bool = option(True, check=_truth, key="shuffle", same=True)
     val_size: int = option(64, check=whole_number(0), key="evaluate.samples")
     val_interval: int = option(100, check=whole_number(1), key="evaluate.every")
     autocast: bool | str | None = option(False, key="autocast", same=True)
@@ -117,7 +123,7 @@ class RunOptions:
     run_name: str | None = option(None)
     wandb_project: str | None = option(None)
     log_x_axis: str = option("step")
-    disable_logging: bool = option(False)
+    disable_logging: bool = option(False, check=_truth)
     topology: Topology | str | Path | Mapping[str, Any] | None = option(None, key="topology")
     placement: Sequence[str] | None = option(None, key="placement", same=True)
     protocol: str | Mapping[str, Any] | None = option(None, key="protocol", same=True)
