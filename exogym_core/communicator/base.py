@@ -371,7 +371,8 @@ class Communicator(ABC):
     def off_clock(self) -> Iterator[None]:
         """Calls inside cost no virtual time and count no bytes: for logging, checkpoints, evaluation.
 
-        They are matched among themselves: every member must make them off the clock.
+        They are matched among themselves: every member must make them off the clock. A rank that waits in one for a
+        rank that waits for the clock (`now`, `is_completed`, ...) stands still until that has its answer.
         """
         yield
 

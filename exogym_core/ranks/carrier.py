@@ -79,8 +79,11 @@ class Carrier(ABC):
             silence.warn()
 
     @abstractmethod
-    def _let_run(self, rank: int) -> None:
-        """Let ranks get on, since the kernel needs `rank`'s next request; raises what ends the run."""
+    def _let_run(self, rank: int) -> bool:
+        """Let ranks get on, since the kernel needs `rank`'s next request; False where none can.
+
+        Raises what ends the run.
+        """
 
     @abstractmethod
     def _completed(self, slot: Slot) -> None:

@@ -110,14 +110,14 @@ class ProcessRun(Carrier):
                 if isinstance(record, Failed):
                     self.failure.add(record.error)
 
-    def _let_run(self, rank: int) -> None:
+    def _let_run(self, rank: int) -> bool:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
         assert self.children is not None
         # Raised here and not below: what ranks had requested before a failure is played first.
         self.failure.raise_if_any()
         if not self._inboxes:
             if not self.simulation.exchange.running:
-                raise self.simulation.stuck(rank)
+                return False
             live = [index for index, ranks in enumerate(self._unfinished) if ranks]
             ready = self.children.ready(live, _SECONDS_OF_SILENCE)
             if not ready:
@@ -131,6 +131,7 @@ class ProcessRun(Carrier):
         index, batch = self._inboxes.popleft()
         for record in batch:
             self._take_in(index, record)
+        return True
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
         exchange, arena = self.simulation.exchange, self._arenas[index]

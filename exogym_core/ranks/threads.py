@@ -82,12 +82,13 @@ class _ThreadRun(Carrier):
 
     # --- what the simulation asks for, in the host's turn --------------------------------------------------
 
-    def _let_run(self, rank: int) -> None:
+    def _let_run(self, rank: int) -> bool:
         # Raised here and not below: what ranks had requested before a failure is played first.
         self.failure.raise_if_any()
         if not self.turns.ready:
-            raise self.simulation.stuck(rank)
+            return False
         self.turns.let_ranks_run()
+        return True
 
     def _completed(self, slot: Slot) -> None:
         self.turns.ready.extend(slot.waiters)

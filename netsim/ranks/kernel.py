@@ -108,7 +108,8 @@ class Kernel:
     Args:
         num_ranks: how many ranks there are.
         refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
-            let the rank run, or raises (deadlock, a rank's failure).
+            let the rank run, or raises (deadlock, a rank's failure). If it returns without one, the rank can only
+            go on when others have, whom the clock must let on before: it stands still until `can_run(rank)`.
         answer: called with (rank, value) for every `Question`.
         play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
             (a position in `call.ranks`) in now, with the call as it posted it, and one that ends it undone;
@@ -127,6 +128,7 @@ class Kernel:
         on_request: told of every rank and request as it is played, questions with nothing left open: played again
             from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
             kept here.
+        can_run: whether a rank that stands still for `refill` can go on.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -152,6 +154,7 @@ class Kernel:
         reach: Reach | None = None,
         on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
         on_request: Callable[[int, Request], None] = lambda rank, request: None,
+        can_run: Callable[[int], bool] = lambda rank: True,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -159,7 +162,8 @@ class Kernel:
         self.exposed_seconds = [0.0] * num_ranks
         self.end_seconds = [0.0] * num_ranks
         self.network_seconds = [0.0] * num_ranks
-        self._refill = refill
+        self._refill, self._can_run = refill, can_run
+        self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
         self._answer = answer
         self._on_row, self._keep = on_row, on_request
         self._blame = blame
@@ -194,6 +198,8 @@ class Kernel:
                 self.give_up(self._blame())
             else:
                 self.clock.step()
+            if self._held:
+                self._let_held_on()
             # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
             if self._failure is not None:
                 raise self._failure
@@ -217,6 +223,7 @@ class Kernel:
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._standing, "on a crashed host")
         doing |= self._asking
+        doing |= dict.fromkeys(self._held, "off the clock")
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
         told = ", ".join(f"rank {rank} {doing[rank]}" for rank in sorted(doing)[:_MOST_TOLD])
@@ -228,21 +235,30 @@ class Kernel:
         """Links are up, down or otherwise since this instant."""
         self._meetings.look_again()
 
-    def _read(self, rank: int) -> Request:
-        """The rank's next request, blocking in host time until it is there."""
+    def _read(self, rank: int) -> Request | None:
+        """The rank's next request, blocking in host time until it is there; None: it has to stand still for now."""
         stream = self.streams[rank]
         try:
-            while not stream:
+            if not stream:
                 self._refill(rank)
         except BaseException as failure:
             self._failure = failure
             raise
-        return stream.popleft()
+        return stream.popleft() if stream else None
+
+    def _let_held_on(self) -> None:
+        """Those go on, at this instant, for whom others have done by now what they waited for."""
+        for rank in [rank for rank in sorted(self._held) if self.streams[rank] or self._can_run(rank)]:
+            self._held.pop(rank).succeed()
 
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
         keep, clock = self._keep, self.clock
         while True:
             request = self._read(rank)
+            if request is None:
+                held = self._held[rank] = self.clock.event()
+                yield from self._wait(rank, "others", _until(held))
+                continue
             if self._is_down(rank):
                 yield from self._until_up(rank)
             if isinstance(request, Post):
@@ -379,3 +395,7 @@ def _at_once(answer: Answer) -> Generator[simpy.Event, None, Answer]:
     """An answer that takes no time."""
     return answer
     yield  # makes this a generator
+
+
+def _until(event: simpy.Event) -> Generator[simpy.Event, None, None]:
+    yield event

@@ -69,6 +69,8 @@ class SimulatedHandle(Handle[T]):
             self._is_charged = True
             if self._on_clock:
                 self._comm._request(Wait(self._key))
+            else:  # should others have to go on before, this rank stands still where it is
+                self._comm._request_advance()
         return self.deliver()
 
     def deliver(self) -> T:
@@ -306,16 +308,17 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def _request(self, request: Request) -> None:
         if self._state.repeating:
             return
-        seconds = self._state.pending_seconds
-        if seconds:
-            self._state.pending_seconds = 0.0
-            self._port.request(Advance(seconds))
+        self._request_advance()
         self._port.request(request)
 
-    def _ask(self, question: Question) -> Answer:
+    def _request_advance(self) -> None:
+        """What has been computed since the last request, as one."""
         if self._state.pending_seconds:
             seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
             self._port.request(Advance(seconds))
+
+    def _ask(self, question: Question) -> Answer:
+        self._request_advance()
         return self._port.ask(question)
 
     # --- groups and the clock ------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
-    from netsim.files.errors import DeadlockError
     from netsim.ranks.calls import Cancel, Enter
     from netsim.ranks.kernel import Answer, Request, StampedRow
     from netsim.tools.trace import Recorder
@@ -138,8 +137,8 @@ class Simulation:
 
     Args:
         world: where it takes place.
-        let_run: lets ranks get on, at least one by one call, or raises what ends the run. Told whose next
-            request the kernel needs.
+        let_run: lets ranks get on, at least one by one call, or raises what ends the run; False where none can.
+            Told whose next request the kernel needs.
         on_complete: told of every call whose value is known.
         on_answer: told (rank, value) when the kernel has answered a question.
         on_row: told of every row that a rank has marked, in order of virtual time.
@@ -155,7 +154,7 @@ class Simulation:
     def __init__(
         self,
         world: World,
-        let_run: Callable[[int], None],
+        let_run: Callable[[int], bool],
         on_complete: Callable[[Slot], None],
         on_answer: Callable[[int, Answer], None],
         on_row: Callable[[StampedRow], None],
@@ -187,6 +186,7 @@ class Simulation:
             reach=Reach(self.network, world.hosts, faults.may_come_back if faults is not None else _never),
             on_older=self.exchange.forget,
             on_request=on_request,
+            can_run=self.exchange.running.__contains__,
         )
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans
@@ -200,16 +200,22 @@ class Simulation:
         """`rank`, which has a question in its stream, is blocked until `on_answer`."""
         self.exchange.block(rank, CLOCK)
 
-    def stuck(self, rank: int) -> DeadlockError:
-        """Why no rank can run, when the kernel needs `rank`'s next request."""
-        error = self.exchange.deadlock(kernel_needs=rank)
-        assert error is not None
-        return error
-
     def _refill(self, rank: int) -> None:
+        """Have ranks run until the kernel has this one's next request.
+
+        None is left to run where it waits off the clock for one that waits for the clock. If that one can be let
+        on, this one stands still until then.
+
+        Raises:
+            DeadlockError: nothing can ever come.
+        """
         stream = self.kernel.streams[rank]
         while not stream:
-            self._let_run(rank)
+            if not self._let_run(rank):
+                hopeless = self.exchange.deadlock()
+                if hopeless is not None:
+                    raise self.exchange.deadlock(kernel_needs=rank) or hopeless
+                return
 
     def _answered(self, rank: int, value: Answer) -> None:
         self.exchange.unblock(rank)

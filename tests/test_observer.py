@@ -1,0 +1,244 @@
+"""Looking on: nobody waits for it, and what is seen does not depend on who comes first."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.ranks.shelf import Shelf
+from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
+from exogym_core.tasks import build_model
+from exogym_core.training.deposits import Deposits, Looks
+from exogym_core.training.evaluation import Evaluation
+from exogym_core.training.observer import Observer
+from netsim.files.errors import InputError
+
+PROCESSES = {"kind": "processes", "processes": 2}
+TOPOLOGY = {
+    "name": "unequal",
+    "hosts": {name: {"device": "h100"} for name in ("a", "b", "c", "d")},
+    "links": [
+        {"between": pair, "bandwidth": "1 Gbit/s", "latency": "1 ms"}
+        for pair in (["a", "b"], ["b", "c"], ["c", "d"])
+    ],
+}
+
+
+def dataset(count=64):
+    inputs = torch.randn(count, 6, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+
+
+def mlp():
+    return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
+
+
+def fit(strategy, model=None, **options):
+    data = dataset()
+    trainer = Trainer(mlp() if model is None else model, data, data)
+    arguments = {"num_nodes": 4, "max_steps": 8, "batch_size": 4, "val_interval": 2, "device": "cpu"}
+    arguments |= {"topology": TOPOLOGY, "compute": {"fixed": "1 s", "jitter": 0.5}, "workers": "threads"}
+    return trainer.fit(strategy=strategy, **{**arguments, **options})
+
+
+class AsksForTheTime(Strategy):
+    def step(self):
+        self.optimizer_step()
+        self.comm.now()
+        super().step()
+
+
+class Polls(Strategy):
+    """Each rank sends to the next and looks whether something has come, without waiting for it."""
+
+    def step(self):
+        self.optimizer_step()
+        size, rank = self.comm.world_size, self.comm.rank
+        sent = self.comm.isend(torch.ones(1), (rank + 1) % size, tag=self.local_step)
+        got = self.comm.irecv(torch.zeros(1), (rank - 1) % size, tag=self.local_step)
+        while not got.is_completed():
+            self.comm.advance(0.1)
+        got.wait()
+        sent.wait()
+        super().step()
+
+
+@pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
+@pytest.mark.parametrize("make", [AsksForTheTime, Polls])
+@pytest.mark.parametrize("validates", [True, False])
+def test_who_asks_for_the_time_is_not_disturbed_by_who_looks_on(make, validates, workers):
+    """Averages were collected by off-clock calls: told as a deadlock when a rank waited for the clock meanwhile."""
+    options = {"correlation_interval": 2} if validates else {"val_size": 0}
+    result = fit(make(lr=0.01), workers=workers, **options).fit_result
+    assert len(result.validation) == (5 if validates else 0)
+    assert len(result.correlation) == (4 if validates else 0)
+
+
+def comparable(result):
+    rows = [*result.validation, *result.correlation]
+    return repr([*rows, *({name: v.tolist() for name, v in result.judged_state.items()},)])
+
+
+@pytest.mark.parametrize("make", [lambda: DiLoCoStrategy(H=3, lr=0.01), lambda: SPARTAStrategy(lr=0.01)])
+def test_where_ranks_run_and_how_little_memory_there_is_changes_nothing(make, monkeypatch):
+    seen = set()
+    for workers, memory_bytes in (("threads", 1 << 26), (PROCESSES, 1 << 26), ("threads", 0), (PROCESSES, 0)):
+        monkeypatch.setattr(Observer.__init__, "__defaults__", ((), memory_bytes))
+        seen.add(comparable(fit(make(), workers=workers, correlation_interval=3).fit_result))
+    assert len(seen) == 1
+
+
+def deposits_of(num_ranks, steps=(0, 2, 4)):
+    """What ranks of a run hand over, without a run."""
+
+    class Comm:
+        def __init__(self, rank):
+            self.rank, self.world_size, self.told = rank, num_ranks, []
+
+        def deposit(self, note, tensors):
+            self.told.append((self.rank, note, tensors))
+
+    class Drifted(Strategy):
+        judged = "own"
+        judged_version = 0
+
+    told = []
+    for rank in range(num_ranks):
+        comm, model = Comm(rank), mlp()
+        with torch.no_grad():
+            next(model.parameters()).add_(0.1 * rank)
+        deposits = Deposits(comm, model, Drifted(), Looks(2, 2))
+        for step in steps[:-1]:
+            deposits.look(step)
+        deposits.at_end(steps[-1])
+        told.append(comm.told)
+    return told
+
+
+def observed(order):
+    rows = []
+    observer = Observer(
+        mlp(), torch.device("cpu"), lambda: Evaluation(dataset(), 16, 8, 0, torch.device("cpu")), rows.append
+    )
+    for rank, note, tensors in order:
+        observer.take(rank, note, [tensor.clone() for tensor in tensors])
+    final = observer.finish()
+    return repr(rows), {name: value.tolist() for name, value in final.mean.items()}
+
+
+def test_the_order_in_which_ranks_come_changes_no_bit():
+    told = deposits_of(3)
+    by_step = [deposit for same in zip(*told, strict=True) for deposit in same]
+    one_far_ahead = [*told[2], *told[0], *told[1]]
+    backwards = [deposit for same in zip(*told, strict=True) for deposit in reversed(same)]
+    first, *others = (observed(order) for order in (by_step, one_far_ahead, backwards))
+    assert all(other == first for other in others)
+
+
+def test_a_rank_far_ahead_fills_a_file_and_not_memory():
+    shelf = Shelf(memory_bytes=1000)
+    tickets = [shelf.put([torch.full((100,), float(number))]) for number in range(50)]
+    assert shelf.bytes_in_memory <= 1000
+    assert shelf.bytes_in_file == 48 * 400
+    assert [float(shelf.pop(ticket)[0].mean()) for ticket in tickets] == list(range(50))
+    again = [shelf.put([torch.zeros(100), torch.arange(3)]) for _ in range(20)]
+    assert shelf.bytes_in_file <= 48 * 400 + 20 * 24  # room is used again
+    assert shelf.part(again[-1], 1, 1, 3).tolist() == [1, 2]
+    shelf.close()
+
+
+# --- what comes back ---------------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Counts its forward passes where a state_dict does not see it, and keeps something that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+        self.notes = {"batches": 0}
+        self.register_buffer("count", torch.tensor(0.0), persistent=False)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, batch):
+        if self.training:
+            self.count = self.count + 1  # another tensor
+            self.seen += 1
+            self.notes["batches"] += 1
+        return self.inner(batch)
+
+    def get_extra_state(self):
+        return dict(self.notes)
+
+    def set_extra_state(self, state):
+        self.notes = dict(state)
+
+
+@pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
+def test_extra_states_and_passing_buffers_come_back_as_they_were_trained(workers):
+    """Training ended in a crash over a state that is no tensor; counters outside the state_dict came back as 0."""
+    model = fit(DiLoCoStrategy(H=2), Counting(), workers=workers)
+    assert float(model.count) == 8.0
+    assert int(model.seen) == 8
+    assert model.notes == {"batches": 8}
+    assert model.fit_result.rank_states[3]["_extra_state"] == {"batches": 8}
+    judged = model.fit_result.judged_state
+    assert (float(judged["count"]), judged["_extra_state"]) == (8.0, {"batches": 8})
+
+
+def test_buffers_are_judged_as_they_were_when_the_model_came_to_exist():
+    result = fit(DiLoCoStrategy(H=3), Counting()).fit_result  # rounds end at 3 and 6
+    assert float(result.judged_state["count"]) == 6.0
+    assert float(result.mean_state["count"]) == 8.0
+
+
+def test_the_judged_model_is_the_last_rounds_and_the_mean_is_everybodys():
+    result = fit(DiLoCoStrategy(H=3, lr=0.05)).fit_result
+    replicas = [state["layers.0.weight"] for state in result.rank_states]
+    mean = torch.stack(replicas).mean(dim=0)
+    assert torch.allclose(result.mean_state["layers.0.weight"], mean)
+    assert not torch.allclose(result.judged_state["layers.0.weight"], mean)
+    at_six = fit(DiLoCoStrategy(H=3, lr=0.05), max_steps=6).fit_result
+    assert torch.equal(result.judged_state["layers.0.weight"], at_six.rank_states[0]["layers.0.weight"])
+    assert [row["judged_step"] for row in result.validation] == [0, 0, 3, 6, 6]
+    times = {0: 0.0} | {row["step"]: row["virtual_seconds"] for row in result.history}
+    assert [row["judged_virtual_seconds"] for row in result.validation] == [times[s] for s in (0, 0, 3, 6, 6)]
+
+
+def test_a_rank_that_is_through_early_has_waited():
+    result = fit(Strategy(lr=0.01), val_size=0).fit_result
+    times = result.computing_seconds, result.network_seconds, result.waiting_seconds
+    assert sum(times) == pytest.approx(result.virtual_seconds)
+    assert times[1] == 0.0
+    assert times[2] > 0.0  # jitter makes them unequal, and nobody sends anything
+    assert result.compute_utilisation == pytest.approx(times[0] / result.virtual_seconds)
+
+
+class Tuple(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, batch):
+        loss = self.inner(batch)
+        return loss if self.training else (loss, loss)
+
+
+@pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
+def test_a_model_that_judges_to_a_tuple_is_told(workers):
+    with pytest.raises(InputError, match=r"evaluation: the model returned tuple; it must return the batch's"):
+        fit(Strategy(lr=0.01), Tuple(), workers=workers)
+
+
+def test_gloo_ranks_are_judged_alike():
+    simulated = fit(DiLoCoStrategy(H=3, lr=0.01), topology=None, compute=None).fit_result
+    real = fit(DiLoCoStrategy(H=3, lr=0.01), topology=None, compute=None, transport="gloo").fit_result
+    for mine, theirs in itertools.zip_longest(simulated.validation, real.validation):
+        assert mine["judged_step"] == theirs["judged_step"]
+        for name in ("local_loss", "global_loss", "judged_loss"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-5)
