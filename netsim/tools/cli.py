@@ -27,6 +27,8 @@ _COMMANDS = {
     "validate": ("netsim.tools.validate", "Check a topology file; every mistake with its line."),
     "flows": ("netsim.tools.flows", "Play transfers from a CSV file."),
     "collective": ("netsim.tools.collective", "Time one collective."),
+    "import": ("netsim.tools.importing", "Make a topology of measurements, or of another tool's file."),
+    "export": ("netsim.tools.exporting", "Write a topology for SimGrid, ASTRA-sim or tc."),
     "plot": ("netsim.tools.plot", "Draw a topology and how its links are used."),
 }
 

@@ -1,0 +1,221 @@
+"""SimGrid's platform files: one zone with full routing, and clusters without a backbone.
+
+Links of SimGrid have no ends, only routes that lead over them. Ours are written as `a->b`, which names both; such files
+are read back as they were. Of others those are read whose routes have one link (from host to host) or two (of
+which each is one host's own: a star).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import quoteattr
+
+from netsim.files.errors import InputError
+from netsim.topology.foreign.draft import Draft, DraftLink, safe_name
+from netsim.topology.foreign.xml import parse_xml
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from netsim.topology.topology import Topology
+
+__all__ = ["read_simgrid", "write_simgrid"]
+
+_QUANTITY = re.compile(r"\s*([\d.]+(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+_PREFIXES = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+}
+_RATES = {
+    prefix + unit: factor * bits
+    for prefix, factor in _PREFIXES.items()
+    for unit, bits in (("Bps", 8), ("bps", 1))
+}
+_TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12, "m": 60.0, "h": 3600.0}
+_MOST_ROUTES = 1_000_000
+
+_Figures = tuple[float, float]  # bits per second, seconds
+
+
+def write_simgrid(topology: Topology) -> str:
+    """A platform of version 4.1 with hosts, a link each direction and a route for each pair of hosts.
+
+    SimGrid's own corrections (`network/bandwidth-factor`, `latency-factor`, `weight-S`, TCP windows) are for its users
+    to set; with all off it shares as the protocol `ideal` does. Raises InputError for more than 1,000 hosts.
+    """
+    num = len(topology.hosts)
+    if num * (num - 1) > _MOST_ROUTES:
+        raise InputError(f"{topology.name}: {num} hosts have too many routes to write out: 1,000 at the most")
+    lines = [
+        "<?xml version='1.0'?>",
+        '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
+        '<platform version="4.1">',
+        f'  <zone id={quoteattr(topology.name)} routing="Full">',
+    ]
+    lines += [f'    <host id={quoteattr(host.name)} speed="1Gf"/>' for host in topology.hosts]
+    names = [f"{link.source}->{link.target}" for link in topology.links]
+    for name, link in zip(names, topology.links, strict=True):
+        lines.append(
+            f'    <link id={quoteattr(name)} bandwidth="{link.bits_per_second / 8!r}Bps"'
+            f' latency="{link.latency_seconds!r}s"/>'
+        )
+    for src in topology.hosts:
+        for dst in topology.hosts:
+            if src.index != dst.index:
+                steps = "".join(
+                    f"<link_ctn id={quoteattr(names[link])}/>"
+                    for link in topology.route(src.index, dst.index)
+                )
+                ends = f"src={quoteattr(src.name)} dst={quoteattr(dst.name)}"
+                lines.append(f'    <route {ends} symmetrical="NO">{steps}</route>')
+    return "\n".join([*lines, "  </zone>", "</platform>", ""])
+
+
+def read_simgrid(path: str | Path, text: str) -> Draft:
+    """The network of a platform file. Raises InputError for what is no platform, or another kind of one."""
+    root = parse_xml(path, text)
+    if root.tag != "platform":
+        raise InputError(f"{path}: is no SimGrid platform: its root is <{root.tag[:40]}>")
+    clusters = list(root.iter("cluster"))
+    hosts = [_text(path, host, "id") for host in root.iter("host")]
+    sources = [f"{Path(path).name}: SimGrid platform, version {root.get('version', 'unknown')}."]
+    draft = Draft(Path(path).stem, sources)
+    if clusters and not hosts:
+        for number, cluster in enumerate(clusters):
+            _add_cluster(path, draft, cluster, number)
+        if len(clusters) > 1:
+            raise InputError(
+                f"{path}: {len(clusters)} clusters and their zones' routes: only one cluster is read"
+            )
+        return draft
+    links = {_text(path, link, "id"): (link, _figures(path, link)) for link in root.iter("link")}
+    routes = _routes(path, root)
+    if not hosts or not routes or clusters:
+        raise InputError(f"{path}: expected a zone with full routing (hosts, links, routes), or one cluster")
+    figures = {name: figure for name, (_, figure) in links.items()}
+    for _, _, steps in routes:
+        for step in steps:
+            if step not in figures:
+                raise InputError(f"{path}: a route goes over link {step!r}, which is not there")
+    draft.hosts = list(hosts)
+    named = [name.split("->") for name in figures]
+    if all(len(ends) == 2 for ends in named):
+        draft.routers = sorted({end for ends in named for end in ends} - set(hosts))
+        draft.links = _joined({(one, other): figures[f"{one}->{other}"] for one, other in named})
+        draft.through = {
+            (src, dst): [step.split("->")[1] for step in steps][:-1] for src, dst, steps in routes
+        }
+        return draft
+    _from_routes(path, draft, routes, figures)
+    return draft
+
+
+def _from_routes(
+    path: str | Path, draft: Draft, routes: list[tuple[str, str, list[str]]], figures: dict[str, _Figures]
+) -> None:
+    """Ends of links by the routes over them."""
+    taken: dict[str, str] = {}
+    draft.hosts = [safe_name(host, taken) for host in draft.hosts]
+    lengths = {len(steps) for _, _, steps in routes}
+    ways: dict[tuple[str, str], _Figures] = {}
+    if lengths == {1}:
+        for src, dst, (step,) in routes:
+            ways[taken[src], taken[dst]] = figures[step]
+        draft.are_ends_measured = True
+    elif lengths == {2}:
+        first = {src: {steps[0] for source, _, steps in routes if source == src} for src, _, _ in routes}
+        last = {dst: {steps[1] for _, target, steps in routes if target == dst} for _, dst, _ in routes}
+        owners = [next(iter(own)) for own in first.values() if len(own) == 1]
+        if (
+            len(owners) != len(first)
+            or len(set(owners)) != len(owners)
+            or any(len(own) != 1 for own in last.values())
+        ):
+            raise InputError(f"{path}: routes of two links that are no star: name links 'a->b' by their ends")
+        draft.routers = [safe_name("switch", taken)]
+        for src, own in first.items():
+            ways[taken[src], draft.routers[0]] = figures[next(iter(own))]
+        for dst, own in last.items():
+            ways[draft.routers[0], taken[dst]] = figures[next(iter(own))]
+    else:
+        raise InputError(f"{path}: routes of several links do not tell where these end: name links 'a->b'")
+    draft.sources.append("A link that SimGrid shares between both directions is given to each here.")
+    draft.links = _joined(ways)
+
+
+def _joined(ways: dict[tuple[str, str], _Figures]) -> list[DraftLink]:
+    """Both directions of each connection in one entry; the latency is the larger one where they differ."""
+    joined = []
+    for (one, other), (up, seconds) in ways.items():
+        back = ways.get((other, one))
+        if back is not None and (other, one) < (one, other):
+            continue
+        down, back_seconds = back if back is not None else (up, seconds)
+        comment = "" if seconds == back_seconds else "latency differs by direction: the larger one"
+        joined.append(DraftLink(one, other, up, down, max(seconds, back_seconds), comment=comment))
+    return joined
+
+
+def _routes(path: str | Path, root: Element) -> list[tuple[str, str, list[str]]]:
+    routes = []
+    for route in root.iter("route"):
+        src, dst = _text(path, route, "src"), _text(path, route, "dst")
+        steps = [_text(path, step, "id") for step in route.iter("link_ctn")]
+        if src == dst:
+            continue
+        routes.append((src, dst, steps))
+        if route.get("symmetrical", "YES").upper() != "NO":
+            routes.append((dst, src, steps[::-1]))
+    return routes
+
+
+def _add_cluster(path: str | Path, draft: Draft, cluster: Element, number: int) -> None:
+    """A star of equal links; a backbone is an extra latency, and its rate is told and left out."""
+    radical = _text(path, cluster, "radical")
+    prefix, suffix = cluster.get("prefix", ""), cluster.get("suffix", "")
+    router = f"switch{number}"
+    draft.routers.append(router)
+    rate, seconds = _figures(path, cluster, "bw", "lat")
+    backbone = _quantity(path, cluster, "bb_lat", _TIMES) if cluster.get("bb_lat") else 0.0
+    if cluster.get("bb_bw"):
+        draft.sources.append("The cluster's backbone is taken to be no bottleneck.")
+    taken: dict[str, str] = {}
+    for part in radical.split(","):
+        low, _, high = part.partition("-")
+        if not low.isdigit() or not (high or low).isdigit() or int(high or low) - int(low) > 20_000:
+            raise InputError(f"{path}: cluster: radical {radical[:40]!r} is no list of numbers such as 0-15")
+        for index in range(int(low), int(high or low) + 1):
+            host = safe_name(f"{prefix}{index}{suffix}", taken)
+            draft.hosts.append(host)
+            draft.links.append(DraftLink(host, router, rate, rate, seconds + backbone / 2))
+
+
+def _figures(
+    path: str | Path, element: Element, rate_key: str = "bandwidth", time_key: str = "latency"
+) -> _Figures:
+    seconds = _quantity(path, element, time_key, _TIMES) if element.get(time_key) else 0.0
+    return _quantity(path, element, rate_key, {**_RATES, "": 8.0}), seconds
+
+
+def _quantity(path: str | Path, element: Element, key: str, units: dict[str, float]) -> float:
+    text = _text(path, element, key)
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match.group(2) not in units:
+        raise InputError(f"{path}: <{element.tag}> {key}={text[:40]!r}: expected a number with its unit")
+    return float(match.group(1)) * units[match.group(2)]
+
+
+def _text(path: str | Path, element: Element, key: str) -> str:
+    value = element.get(key)
+    if not value:
+        raise InputError(f"{path}: <{element.tag}> has no {key}")
+    return value

@@ -1,0 +1,367 @@
+"""Networks in the formats of others: what is read is what was measured, and what is written reads back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netsim import Topology
+from netsim.files.documents import parse_document
+from netsim.tools.cli import cli
+from netsim.topology.foreign.draft import Assumed, safe_name
+from netsim.topology.foreign.netem import shaping_script
+from netsim.topology.foreign.reading import read_foreign
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WIRE = 1514 / 1448
+
+
+def write(folder: Path, files: dict[str, Any]) -> list[Path]:
+    paths = []
+    for name, content in files.items():
+        path = folder / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        paths.append(path)
+    return paths
+
+
+def topology_of(folder: Path, files: dict[str, Any], **assumed: Any) -> Topology:
+    text = read_foreign(write(folder, files), "net", Assumed(**assumed)).to_yaml()
+    return Topology.from_mapping(parse_document(text).data)  # type: ignore[arg-type]
+
+
+def way(topology: Topology, one: str, other: str) -> tuple[float, float]:
+    """(narrowest rate, one-way latency) between the first hosts of two places."""
+    src, dst = (topology.host_index(name) for name in (one, other))
+    rate = min(topology.links[link].bits_per_second for link in topology.route(src, dst))
+    return rate, topology.route_latency_seconds(src, dst)
+
+
+def iperf(rate: float, rtt_us: int, *, reverse: int = 0, streams: int = 1) -> dict[str, Any]:
+    return {
+        "start": {
+            "connected": [{"local_host": "10.0.0.1", "remote_host": "10.0.0.2"}],
+            "timestamp": {"time": "Mon, 01 Sep 2025 10:00:00 GMT"},
+            "test_start": {"protocol": "TCP", "num_streams": streams, "reverse": reverse},
+        },
+        "end": {
+            "streams": [{"sender": {"mean_rtt": rtt_us + 5000, "min_rtt": rtt_us}}],
+            "sum_sent": {"bits_per_second": rate * 1.01, "retransmits": 12},
+            "sum_received": {"bits_per_second": rate},
+        },
+    }
+
+
+def test_iperf3_by_address_in_both_directions(tmp_path: Path) -> None:
+    """Goodput becomes wire rate; the least round trip counts, halved; the larger of two runs counts."""
+    files = {
+        "a.json": iperf(300e6, 80_000),
+        "b.json": iperf(400e6, 81_000, streams=8),
+        "c.json": iperf(100e6, 82_000, reverse=1),
+    }
+    net = topology_of(tmp_path, files)
+    assert net.protocol == "linux-tcp"
+    assert way(net, "10.0.0.1.0", "10.0.0.2.0") == pytest.approx((400e6 * WIRE, 0.0405), rel=1e-6)
+    assert way(net, "10.0.0.2.0", "10.0.0.1.0") == pytest.approx((100e6 * WIRE, 0.0405), rel=1e-6)
+    text = read_foreign([tmp_path / name for name in files]).to_yaml()
+    assert "iperf3 with 8 streams, 12 retransmits" in text
+    assert "Mon, 01 Sep 2025" in text
+    assert "Assumed:" in text
+
+
+def test_iperf3_and_ping_by_the_files_names(tmp_path: Path) -> None:
+    run = iperf(50e6, 0)
+    del run["end"]["streams"][0]["sender"]["min_rtt"], run["end"]["streams"][0]["sender"]["mean_rtt"]
+    ping = (
+        "PING eu.example (192.0.2.7) 56(84) bytes of data.\n\n"
+        "100 packets transmitted, 98 received, 2% packet loss, time 99ms\n"
+        "rtt min/avg/max/mdev = 30.1/31.5/40.2/1.1 ms\n"
+    )
+    net = topology_of(tmp_path, {"us--eu.json": run, "eu--us.txt": ping})
+    assert way(net, "us.0", "eu.0") == pytest.approx((50e6 * WIRE, 0.01505), rel=1e-6)
+    assert max(net.loss) == pytest.approx(0.02)
+
+
+PLAIN = """from,to,rtt,throughput,loss
+us,eu,80 ms,1.2 Gbit/s,0.1 %
+eu,us,82 ms,800 Mbit/s,
+us,asia,150 ms,400 Mbit/s,
+eu,asia,200 ms,300 Mbit/s,
+"""
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {"ways.csv": PLAIN},
+    "squares": {
+        "rtt.csv": "rtt ms,us,eu,asia\nus,0,80,150\neu,82,0,200\nasia,,,0\n",
+        "rate.csv": "throughput Gbit/s,us,eu,asia\nus,-,1.2,0.4\neu,0.8,-,0.3\nasia,,,-\n",
+    },
+    "objects": {
+        "ways.json": [
+            {"from": "us", "to": "eu", "rtt_ms": 80, "throughput_gbit_s": 1.2},
+            {"from": "eu", "to": "us", "rtt_ms": 82, "throughput_mbit_s": 800},
+            {"from": "us", "to": "asia", "rtt": "150 ms", "throughput": "400 Mbit/s"},
+            {"from": "eu", "to": "asia", "rtt": "200 ms", "throughput": "300 Mbit/s"},
+        ]
+    },
+    "nested": {
+        "ways.json": {
+            "rtt_ms": {"us": {"us": 1, "eu": 80, "asia": 150}, "eu": {"us": 82, "asia": 200}},
+            "throughput_gbit_s": {"us": {"eu": 1.2, "asia": 0.4}, "eu": {"us": 0.8, "asia": 0.3}},
+        }
+    },
+    "cloudping and skyplane": {
+        "ping.json": [
+            {
+                "region": "us",
+                "averages": [{"regionTo": "eu", "average": 80}, {"regionTo": "asia", "average": 150}],
+            },
+            {
+                "region": "eu",
+                "averages": [{"regionTo": "us", "average": 82}, {"regionTo": "asia", "average": 200}],
+            },
+        ],
+        "sky.csv": (
+            "src_region,dst_region,src_tier,dst_tier,throughput_sent,throughput_recieved\n"
+            "us,eu,PREMIUM,PREMIUM,1300000000,1200000000\nus,eu,STANDARD,STANDARD,9e9,9e9\n"
+            "eu,us,PREMIUM,PREMIUM,8e8,8e8\nus,asia,PREMIUM,PREMIUM,4e8,4e8\neu,asia,PREMIUM,PREMIUM,3e8,3e8\n"
+        ),
+    },
+    "cloudping's newer": {
+        "ping.json": {"metadata": {}, "data": {"us": {"eu": 80, "asia": 150}, "eu": {"us": 82, "asia": 200}}},
+        "rate.csv": "throughput Gbit/s,us,eu,asia\nus,-,1.2,0.4\neu,0.8,-,0.3\nasia,,,-\n",
+    },
+    "wondernetwork": {
+        "pings.csv": (
+            '"source","destination","timestamp","min","avg","max","mdev"\n'
+            '"1","2","2020-07-19 00:00:01","79","80","90","1"\n"2","1","2020-07-19 00:00:01","80","82","90","1"\n'
+            '"1","3","2020-07-19 00:00:01","149","150","160","1"\n"2","3","2020-07-19 00:00:01","190","200","210","1"\n'
+        ),
+        "servers.csv": '"id","name","title"\n"1","us","x"\n"2","eu","x"\n"3","asia","x"\n',
+        "rate.csv": "throughput Gbit/s,us,eu,asia\nus,-,1.2,0.4\neu,0.8,-,0.3\nasia,,,-\n",
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tables_in_every_layout_say_the_same(layout: str, tmp_path: Path) -> None:
+    net = topology_of(tmp_path, LAYOUTS[layout], hosts=2)
+    assert [host.name for host in net.hosts] == ["asia.0", "asia.1", "eu.0", "eu.1", "us.0", "us.1"]
+    assert way(net, "us.0", "eu.1") == pytest.approx((1.2e9 * WIRE, 0.0405), rel=1e-6)
+    assert way(net, "eu.0", "us.0") == pytest.approx((0.8e9 * WIRE, 0.0405), rel=1e-6)
+    assert way(net, "eu.0", "asia.0") == pytest.approx((0.3e9 * WIRE, 0.1), rel=1e-6)
+
+
+def test_ways_that_were_measured_do_not_lead_through_a_third_place(tmp_path: Path) -> None:
+    rows = "from,to,rtt,throughput\na,b,10 ms,1 Gbit/s\nb,c,10 ms,1 Gbit/s\na,c,90 ms,100 Mbit/s\n"
+    net = topology_of(tmp_path, {"ways.csv": rows})
+    assert way(net, "a.0", "c.0") == pytest.approx((100e6 * WIRE, 0.045), rel=1e-6)
+    assert way(net, "c.0", "a.0") == pytest.approx((100e6 * WIRE, 0.045), rel=1e-6)
+
+
+GRAPHML = """<?xml version="1.0" encoding="utf-8"?>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+  <key attr.name="label" attr.type="string" for="node" id="d0"/>
+  <key attr.name="Latitude" attr.type="double" for="node" id="d1"/>
+  <key attr.name="Longitude" attr.type="double" for="node" id="d2"/>
+  <key attr.name="LinkSpeedRaw" attr.type="double" for="edge" id="d3"/>
+  <graph edgedefault="undirected">
+    <node id="0"><data key="d0">New York, NY</data><data key="d1">40.7</data><data key="d2">-74.0</data></node>
+    <node id="1"><data key="d0">London</data><data key="d1">51.5</data><data key="d2">-0.1</data></node>
+    <node id="2"><data key="d0">Nowhere</data></node>
+    <node id="3"><data key="d0">Alone</data></node>
+    <edge source="0" target="1"><data key="d3">10000000000.0</data></edge>
+    <edge source="1" target="2"/>
+  </graph>
+</graphml>
+"""
+GML = """graph [
+  node [ id 0 label "New York, NY" Latitude 40.7 Longitude -74.0 ]
+  node [ id 1 label "London" Latitude 51.5 Longitude -0.1 ]
+  node [ id 2 label "Nowhere" ]
+  edge [ source 0 target 1 LinkSpeedRaw 10000000000.0 ]
+  edge [ source 1 target 2 ]
+]
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("zoo.graphml", GRAPHML), ("zoo.gml", GML)])
+def test_graphs_with_coordinates(name: str, text: str, tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {name: text}, bits_per_second=1e9, latency_seconds=0.003)
+    assert [host.name for host in net.hosts] == ["London", "New-York-NY", "Nowhere"]
+    rate, latency = way(net, "New-York-NY", "London")
+    assert rate == 10e9
+    assert latency == pytest.approx(5572e3 / 2e8, rel=1e-3)
+    assert way(net, "London", "Nowhere") == (1e9, 0.003)
+    drafted = read_foreign([tmp_path / name], None, Assumed(1e9, 0.003)).to_yaml()
+    assert "estimated from coordinates" in drafted
+    assert "latency assumed" in drafted
+
+
+ASTRA = "topology: [ Ring, Switch ]\nnpus_count: [ 3, 2 ]\nbandwidth: [ 100.0, 12.5 ]\nlatency: [ 500.0, 1000.0 ]\n"
+
+
+def test_astra_sims_dimensions(tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {"net.yml": ASTRA})
+    assert len(net.hosts) == 6
+    assert len(net.routers) == 3  # a switch for each place in the ring
+    assert way(net, "npu0", "npu1") == pytest.approx((800e9, 500e-9))
+    assert way(net, "npu0", "npu3") == pytest.approx((100e9, 2000e-9))
+
+
+def exported(topology: Topology, form: str, folder: Path) -> str:
+    path = folder / "exported.yaml"
+    path.write_text(json.dumps(topology.to_mapping()))
+    result = CliRunner().invoke(cli, ["export", str(path), "--format", form])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("block", ["Switch", "FullyConnected", "Ring"])
+def test_astra_sim_there_and_back(block: str, tmp_path: Path) -> None:
+    text = f"topology: [ {block} ]\nnpus_count: [ 5 ]\nbandwidth: [ 50.0 ]\nlatency: [ 700.0 ]\n"
+    net = topology_of(tmp_path, {"net.yml": text})
+    assert exported(net, "astra-sim", tmp_path).replace("  # GB/s", "").replace("  # ns", "") == text
+
+
+@pytest.mark.parametrize("name", ["wan-4-regions", "home-broadband", "two-datacenters", "wan-10-regions"])
+def test_simgrid_there_and_back(name: str, tmp_path: Path) -> None:
+    """Rates and latencies of every way, and which links ways share, are the same."""
+    net = Topology.load(name)
+    back = topology_of(tmp_path, {"platform.xml": exported(net, "simgrid", tmp_path)})
+    assert [host.name for host in back.hosts] == [host.name for host in net.hosts]
+    for src, dst in itertools.permutations(range(len(net.hosts)), 2):
+        ways = [
+            [(each.links[link].source, each.links[link].target) for link in each.route(src, dst)]
+            for each in (net, back)
+        ]
+        assert ways[0] == ways[1]
+    for one, other in zip(net.links, back.links, strict=True):
+        assert one.bits_per_second == pytest.approx(other.bits_per_second, rel=1e-8)
+        assert one.latency_seconds == pytest.approx(other.latency_seconds, rel=1e-8)
+
+
+STAR = """<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
+<platform version="4.1"><zone id="z" routing="Full">
+<host id="a" speed="1Gf"/><host id="b" speed="1Gf"/><host id="c" speed="1Gf"/>
+<link id="l0" bandwidth="125MBps" latency="50us"/><link id="l1" bandwidth="1Gbps" latency="5E-5"/>
+<link id="l2" bandwidth="10kBps" latency="1ms"/>
+<route src="a" dst="b"><link_ctn id="l0"/><link_ctn id="l1"/></route>
+<route src="a" dst="c"><link_ctn id="l0"/><link_ctn id="l2"/></route>
+<route src="b" dst="c"><link_ctn id="l1"/><link_ctn id="l2"/></route>
+</zone></platform>
+"""
+CLUSTER = """<platform version="4.1"><cluster id="c" prefix="node-" suffix=".org" radical="0-3,7" speed="1Gf"
+ bw="10Gbps" lat="20us" bb_bw="100Gbps" bb_lat="10us"/></platform>"""
+
+
+def test_simgrids_own_kinds_of_platforms(tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {"star.xml": STAR})
+    assert way(net, "a", "b") == pytest.approx((1e9, 100e-6))
+    assert way(net, "c", "a") == pytest.approx((80e3, 1.05e-3))
+    cluster = topology_of(tmp_path, {"cluster.xml": CLUSTER})
+    assert [host.name for host in cluster.hosts] == [f"node-{index}.org" for index in (0, 1, 2, 3, 7)]
+    assert way(cluster, "node-0.org", "node-7.org") == pytest.approx((10e9, 50e-6))
+
+
+def test_scripts_of_tc_shape_what_the_routes_say(tmp_path: Path) -> None:
+    """Syntax by the shell itself; rates, delays and losses by the routes."""
+    out = tmp_path / "scripts"
+    result = CliRunner().invoke(cli, ["export", "home-broadband", "--format", "tc", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    net = Topology.load("home-broadband")
+    assert {path.name for path in out.iterdir()} == {
+        "addresses.sh",
+        *(f"{host.name}.sh" for host in net.hosts),
+    }
+    for path in out.iterdir():
+        subprocess.run(["sh", "-n", str(path)], check=True)
+    script = shaping_script(net, net.host_index("cable0"))
+    peer = net.host_index("fibre0")
+    rate, latency = way(net, "cable0", "fibre0")
+    chunk = script[script.index("# to fibre0\n") :].split("# to ")[1]
+    assert f"ceil {rate:.0f}bit" in chunk
+    assert f"netem delay {latency * 1e6:.0f}us loss 0.01%" in chunk
+    assert f'"$address_{peer}"/32' in chunk
+    again = CliRunner().invoke(cli, ["export", "home-broadband", "--format", "tc", "--out", str(out)])
+    assert again.exit_code == 1
+    assert "is there already" in again.output
+
+
+BOMB = """<?xml version="1.0"?>
+<!DOCTYPE lolz [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>
+<platform version="4.1">&b;</platform>
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"bomb.xml": BOMB}, "bomb.xml: has a document type definition, which is not read: remove it"),
+        ({"bomb.graphml": BOMB.replace("platform", "graphml")}, "has a document type definition"),
+        ({"x.xml": "<platform"}, "x.xml: is no XML"),
+        ({"x.xml": "<a/>"}, "x.xml: is no SimGrid platform: its root is <a>"),
+        ({"x.json": "{"}, "x.json: is no JSON"),
+        ({"x.json": {"a": 1}}, "x.json: no table of ways was found"),
+        ({"x.json": {"start": {}, "error": "unable to connect"}}, "x.json: iperf3 failed: unable to connect"),
+        ({"x.json": {"start": {}, "end": {}}}, "x.json: is no finished TCP run of iperf3 -J"),
+        ({"x.csv": "from,to,rtt\na,b,80\n"}, "x.csv:2: column rtt: expected a time such as"),
+        (
+            {"x.csv": "from,to,rtt\na,b,80 ms\n"},
+            "a to b: no throughput was measured: assume one with --bandwidth",
+        ),
+        ({"x.csv": "from,to,throughput\na,b,1 Gbit/s\n"}, "a to b: no round trip was measured"),
+        ({"x.csv": "one,two\na,b\n"}, "x.csv: no table of ways: name columns from, to"),
+        ({"x.yml": ASTRA.replace("Ring", "Rings")}, "unknown building block"),
+        ({"x.yml": "a: 1\n"}, "x.yml: is no network file of ASTRA-sim"),
+        ({"x.yml": ASTRA, "y.csv": PLAIN}, "x.yml: describes a whole network: import it alone"),
+        ({"x.gml": "graph ["}, "x.gml: is no graph that can be read"),
+        ({"x.csv": b"\xff\xfe".decode("latin-1")}, "x.csv: no table of ways"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:
+    paths = write(tmp_path, files)
+    result = CliRunner().invoke(cli, ["import", *map(str, paths)])
+    assert result.exit_code == 1
+    assert line in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_what_cannot_be_said_in_a_format_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["export", "wan-4-regions", "--format", "astra-sim"])
+    assert result.exit_code == 1
+    assert "know a switch, a full mesh or a ring of equal links only" in result.output
+
+
+def test_from_the_command_line_to_a_file_that_validates(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, {"ways.csv": PLAIN})
+    out = tmp_path / "mine.yaml"
+    options = ["--name", "mine", "--hosts", "2", "--nic", "1 Gbit/s", "--out", str(out)]
+    assert CliRunner().invoke(cli, ["import", str(path), *options]).exit_code == 0
+    assert CliRunner().invoke(cli, ["validate", str(out)]).exit_code == 0
+    assert Topology.load(out).name == "mine"
+
+
+@given(st.lists(st.text(max_size=20), max_size=8))
+def test_any_name_becomes_one_of_its_own_that_files_accept(names: list[str]) -> None:
+    taken: dict[str, str] = {}
+    safe = {name: safe_name(name, taken) for name in names}
+    assert len(set(safe.values())) == len(safe)
+    assert len(safe) < 2 or Topology.from_mapping(
+        {
+            "hosts": list(safe.values()),
+            "routers": ["the-switch"],
+            "links": [
+                {"between": [name, "the-switch"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
+                for name in safe.values()
+            ],
+        }
+    )
