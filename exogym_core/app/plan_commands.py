@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from netsim.files.errors import InputError
+from netsim.files.units import parse_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from exogym_core.app.planned import Request
 
-__all__ = ["plan"]
+__all__ = ["plan", "reproduce"]
 
 
 def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -113,3 +116,45 @@ def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | Non
         print_table(rows, plain)
     if out is not None:
         click.echo(str(out), err=as_json)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--params", type=float, help="Of the Streaming table: parameters [1e9].")
+@click.option("--layers", type=int, help="Of the Streaming table: layers [24].")
+@click.option("--step", metavar="DURATION", help="Of the Streaming table: a step's computing [0.1s].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def reproduce(
+    name: str | None, params: float | None, layers: int | None, step: str | None, as_json: bool
+) -> None:
+    """Compute a published result and show it beside what was printed. Without NAME: list them."""
+    from exogym_core.planning.published import PUBLISHED
+    from exogym_core.planning.published import reproduce as reproduced
+
+    if name is None:
+        listed = [{"name": known, "source": source} for known, (source, _) in PUBLISHED.items()]
+        lines = [f"{entry['name']:<18} {entry['source']}" for entry in listed]
+        return click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
+    sizes = {"params": params, "layers": layers, "step_seconds": step and parse_seconds(step)}
+    given = {key: value for key, value in sizes.items() if value is not None}
+    if given and name != "streaming-diloco":
+        raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")
+    told = reproduced(name, **given)
+    if as_json:
+        return click.echo(json.dumps(told, indent=2))
+    click.echo(f"{told['name']}: {told['source']}")
+    for cell in told["cells"]:
+        click.echo(_cell_line(cell))
+    if not told["cells"]:
+        click.echo("  no cells: it needs a strategy that is not here yet")
+    return None
+
+
+def _cell_line(cell: dict[str, Any]) -> str:
+    if "method" in cell:
+        reached = cell["gbit_per_second"]
+        ours = "above 1000" if reached is None else f"{reached:.1f}"
+        line = f"  {cell['method']:<28} {cell['target']:>4.0%}  {ours:>10} Gbit/s"
+        return line if "published" not in cell else f"{line}  (printed {cell['published']:g})"
+    figures = f"published {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
+    return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"

@@ -1,0 +1,223 @@
+"""Published figures beside ours, each from the strategies, schedules and network that training uses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import netsim
+from exogym_core.planning import streaming_table
+from exogym_core.planning.play import play_steps
+from exogym_core.strategy import STRATEGIES, build_strategy
+from netsim.files.errors import unknown_name
+from netsim.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["PUBLISHED", "reproduce"]
+
+_SECOND_HAND = "not read in the original"
+
+
+def reproduce(name: str, **options: Any) -> dict[str, Any]:
+    """The cells of one published result.
+
+    Args:
+        name: in `PUBLISHED`.
+        options: of the Streaming table: `params`, `layers`, `step_seconds`.
+
+    Returns:
+        `name`, `source`, and `cells`: mappings with `published`, `ours`, `residual` (ours / published - 1) and `cause`,
+        or those of the Streaming table.
+
+    Raises:
+        UnknownNameError: there is no such result.
+    """
+    if name not in PUBLISHED:
+        raise unknown_name("published result", name, PUBLISHED)
+    source, make = PUBLISHED[name]
+    return {"name": name, "source": source, "cells": make(**options)}
+
+
+def _cell(what: str, unit: str, published: float, ours: float, cause: str) -> dict[str, Any]:
+    return {
+        "what": what,
+        "unit": unit,
+        "published": published,
+        "ours": ours,
+        "residual": ours / published - 1,
+        "cause": cause,
+    }
+
+
+def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = list(streaming_table.cells(params, layers, step_seconds))
+    if (params, layers, step_seconds) != (1e9, 24, 0.1):
+        return made
+    printed = [figure for row in streaming_table.PUBLISHED_1B.values() for figure in row]
+    for cell, figure in zip(made, printed, strict=True):
+        places = [_nearest(value) for value in (float(cell["gbit_per_second"]), figure) if value is not None]
+        cell |= {
+            "published": figure,
+            "ours": cell["gbit_per_second"],
+            "residual": cell["gbit_per_second"] / figure - 1,
+            "grid_steps": places[0] - places[1],
+            "cause": "the table's resolution is one step of its grid, a factor of 1.207",
+        }
+    return made
+
+
+def _nearest(gbit_per_second: float) -> int:
+    """The place of a bandwidth on the table's grid."""
+    points = streaming_table.grid_points()
+    return min(range(len(points)), key=lambda i: abs(math.log(points[i] / gbit_per_second)))
+
+
+class _Matrices(nn.Module):
+    """Parameters of these shapes, without values."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes)
+
+
+def _round(
+    name: str,
+    shapes: Sequence[tuple[int, ...]],
+    num_ranks: int,
+    topology: Topology,
+    placement: Sequence[str] | None = None,
+    **options: Any,
+) -> tuple[float, int]:
+    """(seconds, payload bytes of a rank) of the second round of a strategy with rounds of one step."""
+    played = play_steps(
+        build_strategy(name, **options),
+        _Matrices(shapes),
+        num_ranks,
+        2,
+        [_no_time] * num_ranks,
+        topology,
+        placement=placement,
+    )
+    payload = played.payload_bytes[0]
+    return played.step_seconds[1] - played.step_seconds[0], payload[1] - payload[0]
+
+
+def _no_time(step: int) -> float:
+    return 0.0
+
+
+def _intellect() -> list[dict[str, Any]]:
+    topology = Topology.load("intellect-1")
+    regions = ["us-central", "us-east", "us-west", "europe", "asia"]
+    cause = (
+        "the topology's rates were inferred from these medians: a check of consistency, not a prediction; ours "
+        "adds latency"
+    )
+    cells = []
+    for where, number, seconds in (("USA", 3, 103.0), ("USA and Europe", 4, 382.0), ("worldwide", 5, 469.0)):
+        placement = [
+            host.name
+            for region in regions[:number]
+            for host in topology.hosts
+            if topology.region_of(host.index) == region
+        ]
+        ring = netsim.collective(
+            topology, "all_reduce", num_bytes=10_211_381_248, algorithm="ring", ranks=placement
+        )
+        took = ring.seconds
+        cells.append(_cell(f"int8 ring all-reduce, {where}", "s", seconds, took, cause))
+        ours, _ = _round(
+            "DiLoCo", [(10_211_381_248,)], len(placement), topology, placement, H=1, codec="int8"
+        )
+        told = "our codec exchanges encoded parts directly between all pairs, not around a ring"
+        cells.append(_cell(f"our DiLoCo with int8, {where}", "s", seconds, ours, told))
+    return cells
+
+
+def _shaped() -> list[dict[str, Any]]:
+    topology = Topology.from_mapping(
+        {
+            "hosts": {f"h{i}": {} for i in range(4)},
+            "routers": ["switch"],
+            "links": [
+                {"between": [f"h{i}", "switch"], "bandwidth": "992.6 Mbit/s", "latency": "50 us"}
+                for i in range(4)
+            ],
+        }
+    )
+    seconds, _ = _round("DiLoCo", [(30_850_000,)], 4, topology, H=1)
+    cause = "start of the round, copies to and from the devices and Python are not modelled"
+    return [_cell("synchronisation of 30.85 M fp32 parameters", "s", 1.505, seconds, cause)]
+
+
+_OLMO_1B = [(50304, 2048)] + [(6144, 2048), (2048, 2048), (16384, 2048), (2048, 8192)] * 16
+_LAN = {"hosts": {"a": {}, "b": {}}, "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}]}
+
+
+def _demo() -> list[dict[str, Any]]:
+    printed = {32: 110.32, 16: 55.16, 8: 27.58, 4: 13.79, 2: 6.90}
+    topology, cells = Topology.from_mapping(_LAN), []
+    for topk, megabytes in printed.items():
+        _, payload = _round("DeMo", _OLMO_1B, 2, topology, compression_topk=topk)
+        cells.append(
+            _cell(f"OLMo-1B, k={topk}, a step and worker", "MB", megabytes, payload / 1e6, "rounding")
+        )
+    return cells
+
+
+def _sparse() -> list[dict[str, Any]]:
+    name = next((name for name in STRATEGIES if name.lower() == "sparseloco"), None)
+    if name is None:
+        return []
+    known = build_strategy(name).arguments
+    topk = next((key for key in ("topk", "k", "compression_topk") if key in known), None)
+    options: dict[str, Any] = {} if topk is None else {topk: 64}
+    shape = (4096, 4096)
+    _, payload = _round(name, [shape], 2, Topology.from_mapping(_LAN), None, H=1, **options)
+    bits = payload * 8 / (shape[0] * shape[1])
+    cause = "heads of the quantiser: five fp32 numbers a tensor"
+    return [
+        _cell("k = 64 of 4096, a parameter", "bit", 64 * 14 / 4096, bits, cause),
+        _cell("below fp32", "x", 146.3, 32 / bits, cause),
+    ]
+
+
+def _regions() -> list[dict[str, Any]]:
+    pairs = [
+        ("Oregon - Virginia", 67, 0.79),
+        ("Virginia - Frankfurt", 90, 1.02),
+        ("Virginia - Tokyo", 143, 0.524),
+        ("Oregon - Frankfurt", 143, 0.404),
+        ("Oregon - Tokyo", 96, 0.523),
+        ("Tokyo - Frankfurt", 223, 0.36),
+    ]
+    num_bytes = 2 * 10**9
+    cells = []
+    for name, milliseconds, gbit in pairs:
+        link = {"between": ["a", "b"], "bandwidth": "10 Gbit/s", "rtt": f"{milliseconds} ms"}
+        topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link]})
+        took = netsim.collective(topology, "sendrecv", num_bytes=num_bytes, protocol="linux-tcp", repeat=2)
+        ours = num_bytes * 8 / took.seconds / 1e9
+        cause = f"one stream with Linux's default window; {gbit / ours:.1f} of them give what was measured"
+        cells.append(_cell(f"{name}, round trip {milliseconds} ms", "Gbit/s", gbit, ours, cause))
+    return cells
+
+
+#: Name -> (source, what makes its cells).
+PUBLISHED: Mapping[str, tuple[str, Callable[..., list[dict[str, Any]]]]] = {
+    "streaming-diloco": ("Streaming DiLoCo, arXiv 2501.18512, table 4", _streaming),
+    "intellect-1": ("INTELLECT-1, arXiv 2412.01152: median times of an outer step's all-reduce", _intellect),
+    "shaped-4-gpus": (f"DiLoCo on 4 GPUs of one zone over shaped TCP ({_SECOND_HAND})", _shaped),
+    "demo": (
+        f"DeMo, arXiv 2411.19870, and its released code; k=32 is printed, the rest follows from the code "
+        f"({_SECOND_HAND})",
+        _demo,
+    ),
+    "sparseloco": (f"SparseLoCo, arXiv 2508.15706: 12-bit indices, 2-bit values ({_SECOND_HAND})", _sparse),
+    "dt-fm": ("DT-FM, arXiv 2206.01288: pairs of AWS regions as its simulator has them", _regions),
+}

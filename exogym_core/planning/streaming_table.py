@@ -1,0 +1,148 @@
+"""Streaming DiLoCo's table of compute utilisation: its printed schedule, played on one link as it is described.
+
+Two replicas, one link between them, first in first out, without latency. A step of T seconds is a third forward
+and two thirds backward, spread evenly over the layers, the backward pass from the last layer to the first. A
+layer's reduction may start when its backward is done, and the layer's next forward waits for it; with overlap, the
+forward `tau` steps later.
+
+References:
+    Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512, table 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from netsim.files.errors import InputError
+
+__all__ = ["METHODS", "PUBLISHED_1B", "TARGETS", "cells", "grid_points", "utilisation"]
+
+TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+#: What the table prints for 1B parameters, 24 layers and 0.1 s a step, in Gbit/s.
+PUBLISHED_1B: dict[str, tuple[float, ...]] = {
+    "Data-parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
+    "DiLoCo, H=100": (1.4, 6.2, 13.3, 23.3, 86.8),
+    "Streaming DiLoCo": (1.4, 5.2, 9.1, 16.0, 28.1),
+    "Streaming + overlap (tau=1)": (1.4, 4.3, 6.2, 9.1, 11.0),
+    "Streaming + overlap + FP4": (0.4, 0.9, 1.7, 2.0, 3.0),
+}
+
+METHODS = tuple(PUBLISHED_1B)
+
+#: Of the nominal number of parameters, what travels; the table needs it and the paper does not explain it.
+PAYLOAD_SHARE = 0.84
+
+_STEPS_A_ROUND = 100
+_LAYERS_A_FRAGMENT = 3
+_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class _Method:
+    """When which layers travel, how large, and how many steps later they are needed."""
+
+    every_step: bool = False
+    streams: bool = False
+    tau: int = 0
+    bits: float = 16.0
+
+    def sent(self, step: int, layers: int) -> range | tuple[int, ...]:
+        """The layers that leave during the backward pass of the 0-based `step`."""
+        if self.every_step:
+            return range(layers)
+        place = step % _STEPS_A_ROUND
+        if not self.streams:
+            return range(layers) if place == _STEPS_A_ROUND - 1 else ()
+        fragments = layers // _LAYERS_A_FRAGMENT
+        number, rest = divmod(place, _STEPS_A_ROUND // (fragments + 1))
+        return range(number, layers, fragments) if not rest and number < fragments else ()
+
+
+_RULES = dict(
+    zip(
+        METHODS,
+        (
+            _Method(every_step=True),
+            _Method(),
+            _Method(streams=True),
+            _Method(streams=True, tau=1),
+            _Method(streams=True, tau=1, bits=4.0),
+        ),
+        strict=True,
+    )
+)
+
+
+def grid_points() -> list[float]:
+    """The bandwidths of the table in Gbit/s: 50 from 0.1 to 1000, equally far apart in logarithm."""
+    return [float(point) for point in np.logspace(-1, 3, 50)]
+
+
+@lru_cache(maxsize=4096)
+def utilisation(
+    method: str, gbit_per_second: float, params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
+) -> float:
+    """Computing / all time over ten outer rounds, waiting after the last one included.
+
+    Raises:
+        InputError: fewer layers than fragments need, or a figure that is not above zero.
+    """
+    if layers < _LAYERS_A_FRAGMENT or layers // _LAYERS_A_FRAGMENT >= _STEPS_A_ROUND:
+        raise InputError(f"layers: {layers} given; the schedule needs {_LAYERS_A_FRAGMENT} to 299")
+    if not (params > 0 and step_seconds > 0 and gbit_per_second > 0):
+        raise InputError("params, step and bandwidth must be above zero")
+    rule = _RULES[method]
+    seconds_a_layer = params * PAYLOAD_SHARE * rule.bits / layers / (gbit_per_second * 1e9)
+    num_steps = _ROUNDS * _STEPS_A_ROUND
+    now = link_free = 0.0
+    due: deque[tuple[int, dict[int, float]]] = (
+        deque()
+    )  # (step whose forward waits, end of each layer's reduction)
+    for step in range(num_steps):
+        waits = due.popleft()[1] if due and due[0][0] == step else {}
+        now = _forward(now, step_seconds / 3, layers, waits)
+        sent = set(rule.sent(step, layers))
+        if not sent:
+            now += step_seconds * 2 / 3
+            continue
+        ends: dict[int, float] = {}
+        for layer in reversed(range(layers)):
+            now += step_seconds * 2 / 3 / layers
+            if layer in sent:
+                link_free = max(link_free, now) + seconds_a_layer
+                ends[layer] = link_free
+        due.append((step + 1 + rule.tau, ends))
+    now = max([now, *(end for _, ends in due for end in ends.values())])
+    return num_steps * step_seconds / now
+
+
+def _forward(now: float, seconds: float, layers: int, waits: dict[int, float]) -> float:
+    """When a forward pass is through that waits for the reductions of some layers."""
+    done = 0
+    for layer in sorted(waits):
+        now = max(now + (layer - done) * seconds / layers, waits[layer])
+        done = layer
+    return now + (layers - done) * seconds / layers
+
+
+def cells(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> list[dict[str, object]]:
+    """Every cell of the table: the smallest bandwidth of the grid that reaches the target; None: none does."""
+    found: list[dict[str, object]] = []
+    points = grid_points()
+    for method in METHODS:
+        for target in TARGETS:
+            low, high = 0, len(points)
+            while low < high:
+                middle = (low + high) // 2
+                if utilisation(method, points[middle], params, layers, step_seconds) >= target:
+                    high = middle
+                else:
+                    low = middle + 1
+            reached = points[low] if low < len(points) else None
+            found.append({"method": method, "target": target, "gbit_per_second": reached})
+    return found

@@ -1,0 +1,66 @@
+"""Published figures, reproduced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exogym_core.app.cli import main
+from exogym_core.planning.published import PUBLISHED, reproduce
+from exogym_core.planning.streaming_table import METHODS, TARGETS, utilisation
+from netsim.files.errors import InputError
+
+
+def test_every_cell_of_the_table_is_within_one_grid_step() -> None:
+    """Nothing is tuned but the one constant that the paper does not explain."""
+    cells = reproduce("streaming-diloco")["cells"]
+    assert [(cell["method"], cell["target"]) for cell in cells] == [(m, t) for m in METHODS for t in TARGETS]
+    assert max(abs(cell["grid_steps"]) for cell in cells) <= 1
+    assert sum(cell["grid_steps"] == 0 for cell in cells) >= 23
+
+
+def test_the_first_rows_have_a_closed_form() -> None:
+    """Data-parallel and DiLoCo on a link that is slow: max(payload / layers, payload - backward) is exposed."""
+    for method, steps in (("Data-parallel", 1), ("DiLoCo, H=100", 100)):
+        payload = 0.84e9 * 16 / 20e9
+        exposed = max(payload / 24, payload - 2 * 0.1 / 3)
+        expected = steps * 0.1 / (steps * 0.1 + exposed)
+        assert utilisation(method, 20.0) == pytest.approx(expected, rel=5e-3)
+
+
+def test_other_sizes_by_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """A larger model with slower steps needs other bandwidths; the names stay."""
+    words = "reproduce streaming-diloco --params 10e9 --layers 48 --step 0.8s --json"
+    assert main(words.split()) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert {cell["method"] for cell in cells} == set(METHODS)
+    assert cells[0]["gbit_per_second"] == pytest.approx(104.8, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("demo", 2e-3), ("shaped-4-gpus", 0.02)])
+def test_residuals(name: str, tolerance: float) -> None:
+    """Bytes are the published ones; a shaped link's synchronisation is within two per cent."""
+    for cell in reproduce(name)["cells"]:
+        assert abs(cell["residual"]) < tolerance
+        assert cell["cause"]
+
+
+def test_mistakes_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a name it lists them; the wrong options are told."""
+    assert main(["reproduce"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in PUBLISHED)
+    assert main(["reproduce", "demo", "--layers", "3"]) == 2
+    assert "for streaming-diloco alone" in capsys.readouterr().err
+    with pytest.raises(InputError, match="did you mean 'demo'"):
+        reproduce("dem")
+    with pytest.raises(InputError, match="layers: 2 given"):
+        utilisation("DiLoCo, H=100", 1.0, layers=2)
+
+
+def test_the_page_has_every_result() -> None:
+    """docs/published.md tells of each."""
+    page = (Path(__file__).parent.parent / "docs" / "published.md").read_text()
+    assert all(f"`{name}`" in page for name in PUBLISHED)
