@@ -12,7 +12,6 @@ import simpy
 from netsim.files.errors import InputError, UnknownNameError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
-from netsim.fluid.outage import drop_transfers
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
@@ -220,7 +219,7 @@ def test_a_message_lost_before_its_sender_heard_of_it_tells_him_when_it_is_sent_
     """A crash at the instant of sending: both callbacks are those of the message that is sent again."""
     network = Network(clock, TOPOLOGY, "linux-tcp")
     network.send(A, B, 1, log.on("delivered"), on_sent=log.on("sent"))
-    drop_transfers(network, B)
+    network.drop_transfers(B)
     clock.run()
     assert [name for _, name in log.lines] == ["sent", "delivered"]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from netsim.collectives import ALGORITHMS, Schedule, play, schedule
 from netsim.collectives.times.compiled import compiled_seconds
-from netsim.collectives.times.ensemble import execute
+from netsim.collectives.times.domains import Domains
 from netsim.collectives.times.recurrence import contention_free_seconds
+from netsim.collectives.times.sandbox import execute
 from netsim.fluid.clock import Clock
-from netsim.fluid.fork import wires_of
 from netsim.fluid.network import Network
 from netsim.topology import Topology
 
@@ -155,7 +155,7 @@ def test_ring_round_robin_over_four_regions_takes_what_simgrid_says() -> None:
 def test_ring_over_a_thousand_hosts_needs_no_events() -> None:
     made = schedule("all_reduce", 1024, num_bytes=100_000_000)
     network = Network(Clock(), four_regions(1024), "ideal")
-    seconds = contention_free_seconds(made, range(1024), np.zeros(1024), wires_of(network))
+    seconds = contention_free_seconds(made, range(1024), np.zeros(1024), network.wires)
     assert seconds is not None
     # SimGrid was told 1,024 chunks of ceil(1e8 / 1024) bytes; ours add up to 1e8, so the last is 768 bytes shorter.
     assert seconds.max() == pytest.approx(323.08909776, rel=1e-6)
@@ -165,9 +165,9 @@ def test_messages_that_meet_on_a_link_are_noticed() -> None:
     network = Network(Clock(), four_regions(16), "ideal")
     hosts = [rank % 4 * 4 + rank // 4 for rank in range(16)]
     made = schedule("all_reduce", 16, num_bytes=1600)
-    assert contention_free_seconds(made, hosts, np.zeros(16), wires_of(network)) is None
+    assert contention_free_seconds(made, hosts, np.zeros(16), network.wires) is None
     direct = schedule("all_to_all", 16, num_bytes=25600)
-    assert contention_free_seconds(direct, range(16), np.zeros(16), wires_of(network)) is None
+    assert contention_free_seconds(direct, range(16), np.zeros(16), network.wires) is None
 
 
 @st.composite
@@ -218,7 +218,7 @@ def test_recurrence_and_compiled_loop_agree_with_events(data: st.DataObject) -> 
     arrivals = np.array(draw_arrivals(data, made.num_ranks, 0.0))
     hosts = data.draw(st.permutations(range(num)))
     (wanted,), _ = ends(by_events, topology, "ideal", [(made, arrivals.tolist())], hosts)
-    wires = wires_of(Network(Clock(), topology, "ideal"))
+    wires = Network(Clock(), topology, "ideal").wires
     quick = contention_free_seconds(made, hosts, arrivals, wires)
     if quick is not None:
         np.testing.assert_allclose(quick, wanted, rtol=1e-9, atol=1e-12)
@@ -298,7 +298,7 @@ def test_the_same_again_comes_from_memory_and_is_exactly_the_same(protocol: str)
     np.testing.assert_allclose(seconds[-1], seconds[-2], rtol=0, atol=1e-12)
     assert network.num_in_flight == 0
     # A window that was idle for long is as a new one; under gloo the sockets' buffers have grown meanwhile.
-    assert len(network.stage.rehearsals.scenes) == {"ideal": 1, "linux-tcp": 1, "gloo": 2}[protocol]
+    assert len(Domains.of(network).memory.steps) == {"ideal": 1, "linux-tcp": 1, "gloo": 2}[protocol]
     wanted = 8 * made.sent_bytes.sum() * 2  # each message crosses two links
     assert network.link_bytes.sum() == pytest.approx(wanted, rel=1e-12)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netsim.collectives import default_algorithm, play, schedule
-from netsim.collectives.times.ensemble import execute
+from netsim.collectives.times.sandbox import execute
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.ranks.kernel import Kernel

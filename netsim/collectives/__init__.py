@@ -9,14 +9,14 @@ from netsim.collectives.schedules.algorithms import (
 from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import Schedule
 from netsim.collectives.times.choose import Choices, parse_collectives, schedule
-from netsim.collectives.times.play import Play, play
+from netsim.collectives.times.play import Collective, play
 from netsim.collectives.times.uneven import play_all_to_all
 
 __all__ = [
     "ALGORITHMS",
     "OPERATIONS",
     "Choices",
-    "Play",
+    "Collective",
     "Schedule",
     "algorithm_names",
     "default_algorithm",

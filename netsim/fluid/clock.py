@@ -1,18 +1,42 @@
-"""A SimPy environment whose events can be placed at an absolute instant."""
+"""A SimPy environment whose events can be placed at an absolute instant, in an order, and taken back."""
 
 from __future__ import annotations
 
 import math
-from heapq import heappush
+from enum import IntEnum
+from heapq import heapify, heappush
+from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import EventPriority
 
 from netsim.files.errors import InputError
 
-__all__ = ["Clock", "on_grid"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Clock", "Order", "call_at", "cancel", "event_at", "on_grid"]
 
 _GRID_PER_SECOND = 2.0**30
+_MOST_CANCELLED = 64
+
+
+class Order(IntEnum):
+    """Who has their say when in an instant; SimPy's own events are `RANKS` (0 and 1).
+
+    Ranks act on the network as the weather has left it, so that comes first. A sandbox decides whether all members
+    of a collective have entered at once when all ranks have had their turn. The network settles its transfers when
+    whoever could start one has; who hears of a delivery may act in the same instant, and the network settles again.
+    What was timed in a sandbox is told after what came over the network itself. A meeting includes who comes at the
+    very instant of its deadline, for whatever reason: it is closed last.
+    """
+
+    WEATHER = -1
+    RANKS = 1
+    ENTRIES = 5
+    NETWORK = 10
+    SANDBOXES = 11
+    MEETINGS = 1 << 20
 
 
 def on_grid(seconds: float) -> float:
@@ -29,15 +53,64 @@ def on_grid(seconds: float) -> float:
 
 
 class Clock(simpy.Environment):
-    """SimPy's environment plus `at`.
+    """SimPy's environment plus `at` and `cancel`.
 
     `env.timeout(instant - env.now)` need not land on `instant`: the difference and the sum both round.
     """
 
-    def at(self, instant: float, priority: EventPriority = NORMAL) -> simpy.Event:
+    def __init__(self, initial_time: float = 0.0) -> None:
+        super().__init__(initial_time)
+        self._cancelled: set[simpy.Event] = set()
+
+    def at(self, instant: float, order: Order = Order.RANKS) -> simpy.Event:
         """An event that happens exactly at `instant` (seconds, not before now)."""
         event = self.event()
         event._ok = True
         event._value = None
-        heappush(self._queue, (max(instant, self.now), priority, next(self._eid), event))
+        heappush(self._queue, (max(instant, self.now), EventPriority(order), next(self._eid), event))
         return event
+
+    def cancel(self, event: simpy.Event) -> None:
+        """Let an event of `at` come to nothing.
+
+        Those that are far ahead would stay in the queue, however long the run: when they are most of it, they go.
+        """
+        event.callbacks = [self._cancelled.discard]
+        self._cancelled.add(event)
+        if len(self._cancelled) > max(_MOST_CANCELLED, len(self._queue) // 2):
+            self._queue[:] = [entry for entry in self._queue if entry[3] not in self._cancelled]
+            heapify(self._queue)
+            self._cancelled.clear()
+
+    def has_others(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
+        """Whether an event is to come that is neither cancelled nor idle."""
+        return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)
+
+
+def event_at(env: simpy.Environment, instant: float, order: Order = Order.RANKS) -> simpy.Event:
+    """An event at an instant of any environment; exactly then on a `Clock`."""
+    if isinstance(env, Clock):
+        return env.at(instant, order)
+    event = simpy.Event(env)
+    event._ok = True
+    event._value = None
+    env.schedule(event, EventPriority(order), max(instant - env.now, 0.0))
+    return event
+
+
+def call_at(
+    env: simpy.Environment, instant: float, call: Callable[[], None], order: Order = Order.RANKS
+) -> simpy.Event:
+    """Have something called at an instant of any environment."""
+    event = event_at(env, instant, order)
+    assert event.callbacks is not None
+    event.callbacks.append(lambda event: call())
+    return event
+
+
+def cancel(env: simpy.Environment, event: simpy.Event) -> None:
+    """Let an event of `event_at` come to nothing, and be forgotten where the environment can."""
+    if isinstance(env, Clock):
+        env.cancel(event)
+    else:
+        event.callbacks = []

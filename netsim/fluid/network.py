@@ -1,58 +1,36 @@
-"""Transfers in flight on a SimPy clock.
+"""A topology in use: the whole of what carries transfers, with copies of it that go their own way.
 
-A transfer waits for its path's latency without using bandwidth, then drains at the rate that weighted max-min
-fairness gives it among all that drain, until its bytes are through: that instant is its delivery. Rates are
-found once per instant, at its end, however many transfers start or end in it, and only among those that the
-changes can reach. One SimPy event stands for the next change of all transfers.
+Cut by subject: `carrier.py` sends, drains and delivers; `changes.py` has links change and hosts crash; here is what one
+looks at, and how a network's state is kept and put on another one. A collective that has a network to itself is timed
+on a copy, ahead of time or after the fact.
 """
 
 from __future__ import annotations
 
-import math
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
-from simpy.events import EventPriority
 
-from netsim.files.errors import InputError
-from netsim.fluid.capacity import Capacity
-from netsim.fluid.channel import BackgroundConnection, Channel
-from netsim.fluid.clock import Clock
-from netsim.fluid.downtime import Downtime
-from netsim.fluid.observer import Observer
-from netsim.fluid.outage import (
-    Waiting,
-    follow_paths,
-    give_up,
-    go_on_unless_cut,
-    hold_if_cut,
-    is_cut,
-    not_given_up,
-)
-from netsim.fluid.paths import Path, PathTable
+from netsim.fluid.changes import ChangingCarrier
 from netsim.fluid.rates import Rates
-from netsim.fluid.tcp import Window, share_weight
-from netsim.fluid.transfers import Transfers
-from netsim.topology.protocol import Protocol
+from netsim.fluid.snapshot import Connection, Flight, Snapshot
+from netsim.fluid.wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
+    import simpy
+
+    from netsim.fluid.carrier import Call
+    from netsim.fluid.channel import Channel
     from netsim.fluid.fairness import FloatArray, IntArray
-    from netsim.fluid.tcp import Grant
-    from netsim.topology.topology import Topology
+    from netsim.fluid.observer import Observer
+    from netsim.fluid.snapshot import Windows
 
-__all__ = ["Network", "Observer"]
-
-# SimPy's own events have priority 0 and 1: ours come last in their instant, when everybody has had their say.
-_LAST = EventPriority(10)
-
-_Callbacks = tuple["Callable[[], None]", "Callable[[], None] | None", "Callable[[], None] | None"]
+__all__ = ["Network"]
 
 
-class Network:
+class Network(ChangingCarrier):
     """A topology in use: transfers under way, their rates, and what has crossed each link.
 
     Args:
@@ -62,393 +40,13 @@ class Network:
         protocol: how transfers use links, as `Protocol.parse` takes it; None: what the topology's file says.
 
     Attributes:
-        before_change: called before anything starts, ends by force or changes, with the links concerned (None: any).
         version: grows whenever a capacity, a latency or a loss changes.
         dropped_bytes: payload of transfers that were ended by force, as far as it had not come through.
-        stage: what collectives keep with this network.
         downtime: which hosts have crashed.
+        elsewhere: what belongs to it and is reckoned without it; None: nothing ever was.
         on_give_up: called with a transfer whose connection is given up (`Protocol.give_up_seconds`); it goes on
             waiting if that returns. By default raises DeadlockError.
     """
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        topology: Topology,
-        protocol: Protocol | str | Mapping[str, Any] | None = None,
-    ) -> None:
-        self.env = env
-        self.topology = topology
-        self.protocol = Protocol.parse(topology.protocol if protocol is None else protocol)
-        self._paths = PathTable(topology, partial(share_weight, self.protocol))
-        self._transfers = Transfers()
-        self._channels: dict[Hashable, Channel] = {}
-        self._of_slot: list[Channel] = []
-        self._callbacks: dict[int, _Callbacks] = {}
-        self._slots: dict[int, int] = {}
-        self._next_number = 0
-        self._next_order = 0
-        self._turn: simpy.Event | None = None
-        self._turn_at = math.inf
-        self._observers: list[Observer] = []
-        self.before_change: Callable[[Iterable[int] | None], None] | None = None
-        self.version = 0
-        self.dropped_bytes = 0.0
-        self.stage: Any = None
-        self.downtime = Downtime(env)
-        self.on_give_up: Callable[[Waiting], None] = not_given_up
-        # To be told at the end of this instant, by transfer: its place in the order of sending, and what to call.
-        self._untold: dict[int, tuple[int, Callable[[], None]]] = {}
-        self._delivered: list[
-            tuple[int, int, float]
-        ] = []  # at this instant: order, id and bytes; not told yet
-        self._capacity = Capacity(topology.bits_per_second, self.protocol)
-        self._rates = Rates(self._capacity)
-
-    # -- sending ---------------------------------------------------------------------------------------------
-
-    def send(
-        self,
-        src: int,
-        dst: int,
-        num_bytes: float,
-        on_delivered: Callable[[], None],
-        *,
-        connection: Hashable = None,
-        on_sent: Callable[[], None] | None = None,
-        on_dropped: Callable[[], None] | None = None,
-        most_bytes_per_second: float = math.inf,
-        number: int | None = None,
-    ) -> int:
-        """Start a transfer now.
-
-        Messages of one (src, dst, connection) leave whole and in order. Within a host they are there at once.
-        The callbacks of one instant are called in the order of sending, when all else that happens in that
-        instant has happened; nothing is called before `send` returns.
-
-        Args:
-            src, dst: host indices.
-            num_bytes: payload; zero takes the latency alone.
-            on_delivered: called at the instant the last byte has arrived.
-            connection: tells connections between the same hosts apart.
-            on_sent: called at the instant from which the sender need not wait any more, before
-                `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
-                what has not left yet.
-            on_dropped: called if a host's crash ends it (`netsim.weather.faults`); None: it is then sent once more,
-                from its first byte, as another transfer with the same callbacks.
-            most_bytes_per_second: what its sender offers at most; with a limit TCP does not shape it.
-            number: the transfer's id, one of those set aside by `reserve`; None: the next one.
-
-        Returns:
-            The transfer's id; ids that are not reserved grow with each call.
-        """
-        if not 0 <= num_bytes < math.inf:
-            raise InputError(
-                f"send from host {src} to host {dst}: bytes must be finite and not negative, got {num_bytes}"
-            )
-        path = self._paths.between(src, dst)
-        self._change_is_due(path.links + path.back)
-        now = self.env.now
-        if number is None:
-            (number,) = self.reserve(1)
-        channel = self._channel(path, connection, number, most_bytes_per_second)
-        slot = self._enter(number, path, num_bytes, now)
-        self._of_slot[slot] = channel
-        channel.queue.append(slot)
-        channel.backlog += num_bytes
-        if on_sent is not None and channel.swallows(channel.backlog):
-            self._untold[number] = (int(self._transfers.order[slot]), on_sent)
-            self._call_at(now)
-            on_sent = None
-        self._callbacks[number] = (on_delivered, on_sent, on_dropped)
-        self._slots[number] = slot
-        if len(channel.queue) == 1:
-            ready = float(self._transfers.timer[slot])
-            self._transfers.set_due(slot, ready)
-            self._call_at(ready)
-        for observer in self._observers:
-            observer.transfer_started(number, src, dst, num_bytes, connection)
-        return number
-
-    def reserve(self, count: int) -> range:
-        """Set aside so many ids of transfers."""
-        first = self._next_number
-        self._next_number += count
-        return range(first, first + count)
-
-    def transfer(self, src: int, dst: int, num_bytes: float, *, connection: Hashable = None) -> simpy.Event:
-        """Start a transfer now; the event happens when it is delivered."""
-        delivered = self.env.event()
-        self.send(src, dst, num_bytes, lambda: _happen(delivered), connection=connection)
-        return delivered
-
-    def abort(self, transfer: int) -> float:
-        """End a transfer that is under way; its callbacks are never called.
-
-        Returns the bytes that had come through. Raises InputError where there is no such transfer in flight.
-        """
-        self._change_is_due(None)
-        slot = self._slots.get(transfer)
-        if slot is None:
-            raise InputError(f"abort: no transfer {transfer} is in flight")
-        channel = self._of_slot[slot]
-        delivered = 0.0
-        if slot in self._rates:
-            left, _ = self._transfers.drain(slot, self.env.now)
-            delivered = float(self._transfers.size[slot]) - left
-            if channel.window is not None:
-                channel.window.end(self.env.now, left)
-        first = channel.queue[0] == slot
-        self.dropped_bytes += float(self._transfers.size[slot]) - delivered
-        self._leave(slot, delivered, first=first)
-        self._callbacks.pop(transfer)
-        self._untold.pop(transfer, None)
-        self._call_at(self.env.now)
-        for observer in self._observers:
-            observer.transfer_ended(transfer, delivered)
-        return delivered
-
-    def _channel(self, path: Path, connection: Hashable, number: int = 0, limit: float = math.inf) -> Channel:
-        protocol = self.protocol
-        is_background = isinstance(connection, BackgroundConnection)
-        if protocol.connections == "per-transfer":
-            connection = (connection, number)
-        key = (path.index, connection)
-        channel = self._channels.get(key)
-        if channel is None:
-            window = None
-            if protocol.has_windows and path.links and limit == math.inf:
-                rate, link = self._capacity.narrowest(path)
-                queue = self.topology.links[link].queue_packets or protocol.queue_packets
-                window = Window(protocol, path.round_trip_seconds, path.loss, rate, queue)
-            channel = self._channels[key] = Channel(key, path, window, limit, is_background=is_background)
-        return channel
-
-    def _enter(self, number: int, path: Path, num_bytes: float, now: float) -> int:
-        transfers = self._transfers
-        slot = transfers.take()
-        if slot == len(self._of_slot):
-            self._of_slot.append(None)  # type: ignore[arg-type]
-        ready = now + path.latency_seconds
-        if path.links:
-            ready += self.protocol.software_seconds
-            if self.protocol.connections == "per-transfer":
-                ready += path.round_trip_seconds  # the handshake
-        transfers.number[slot] = number
-        transfers.order[slot] = self._next_order
-        self._next_order += 1
-        transfers.path[slot] = path.index
-        transfers.size[slot] = transfers.remaining[slot] = num_bytes
-        transfers.begun[slot] = now
-        transfers.timer[slot] = ready  # until it drains, the instant from which it can
-        return slot
-
-    # -- the clock -------------------------------------------------------------------------------------------
-
-    def _call_at(self, instant: float) -> None:
-        """See to it that `_on_turn` runs at `instant` or before."""
-        if instant >= self._turn_at:
-            return
-        self._turn_at = instant
-        if isinstance(self.env, Clock):
-            turn = self.env.at(instant, _LAST)
-        else:
-            turn = simpy.Event(self.env)
-            turn._ok = True
-            turn._value = None
-            self.env.schedule(turn, _LAST, max(instant - self.env.now, 0.0))
-        turn.callbacks.append(self._on_turn)
-        self._turn = turn
-
-    def _on_turn(self, event: simpy.Event) -> None:
-        """The end of an instant: what is due happens; when nothing is, rates follow what has changed."""
-        if event is not self._turn:
-            return  # an earlier one took its place
-        self._turn = None
-        self._turn_at = math.inf
-        now = self.env.now
-        self.take_due()
-        delivered, self._delivered = sorted(self._delivered), []
-        if delivered or self._untold:
-            # Whoever hears of it may act in this same instant, so rates are found in another turn.
-            self._call_at(now)
-            self._tell(delivered)
-            return
-        self._find_rates(now)
-        next_due = self._transfers.next_due()
-        if next_due < math.inf:
-            self._call_at(max(next_due, now))
-
-    def take_due(self) -> None:
-        """Let transfers that are due begin to drain or end; their senders are told at the end of the instant."""
-        transfers, now = self._transfers, self.env.now
-        while due := transfers.due_at(now):
-            for slot in due:
-                if slot in transfers.held:
-                    give_up(self, slot)
-                    continue
-                under_way = self._go_on(slot, now) if slot in self._rates else self._begin(slot, now)
-                if not under_way:
-                    num_bytes = float(transfers.size[slot])
-                    self._delivered.append(
-                        (int(transfers.order[slot]), int(transfers.number[slot]), num_bytes)
-                    )
-                    self._leave(slot, num_bytes, first=True)
-
-    def _begin(self, slot: int, now: float) -> bool:
-        """A transfer has waited its latency. Returns whether there is anything to drain."""
-        transfers = self._transfers
-        channel = self._of_slot[slot]
-        num_bytes = float(transfers.size[slot])
-        if (
-            self._capacity.dead
-            and (num_bytes == 0 or channel.window is not None)
-            and is_cut(self, channel.path)
-        ):
-            transfers.hold(slot, now + self.protocol.give_up_seconds)
-            return True
-        if num_bytes == 0 or not channel.path.links:
-            if channel.window is not None:
-                channel.window.touch(now)
-            return False
-        transfers.since[slot] = now
-        transfers.cap[slot] = channel.most_bytes_per_second
-        self._rates.join(slot, channel.path, channel.most_bytes_per_second)
-        if channel.window is None:
-            transfers.timer[slot] = math.inf
-            transfers.set_due(slot, math.inf)
-        else:
-            self._accept(slot, channel.window.start(now, num_bytes), num_bytes, now)
-        return True
-
-    def _go_on(self, slot: int, now: float) -> bool:
-        """A draining transfer is due. Returns whether it is not through yet."""
-        window = self._of_slot[slot].window
-        if window is None:
-            return False
-        transfers = self._transfers
-        left, through = transfers.drain(slot, now)
-        if through:
-            window.end(now)
-            return False
-        self._accept(slot, window.go_on(now, left), left, now)
-        return True
-
-    def _accept(self, slot: int, grant: Grant, left: float, now: float) -> None:
-        """Let a draining transfer go on as its window allows."""
-        transfers = self._transfers
-        if transfers.cap[slot] != grant.cap:
-            transfers.cap[slot] = grant.cap
-            self._rates.change(slot, self._of_slot[slot].path.weight, grant.cap)
-        transfers.stop[slot] = grant.stop
-        transfers.timer[slot] = grant.timer
-        rate = float(transfers.rate[slot]) if grant.cap else 0.0
-        transfers.set_due(slot, min(now + (left - grant.stop) / rate if rate else math.inf, grant.timer))
-        number = int(transfers.number[slot])
-        on_delivered, on_sent, on_dropped = self._callbacks[number]
-        if on_sent is not None and self._of_slot[slot].swallows(left):
-            self._callbacks[number] = (on_delivered, None, on_dropped)
-            self._untold[number] = (int(transfers.order[slot]), on_sent)
-
-    def _leave(self, slot: int, delivered_bytes: float, *, first: bool) -> None:
-        """Take a transfer out; the next of its connection follows if it was the first."""
-        channel = self._of_slot[slot]
-        channel.count(delivered_bytes)
-        channel.backlog -= float(self._transfers.size[slot])
-        if slot in self._rates:
-            self._rates.leave(slot)
-        if first:
-            channel.queue.popleft()
-        else:
-            channel.queue.remove(slot)
-        del self._slots[int(self._transfers.number[slot])]
-        self._transfers.release(slot)
-        if not channel.queue:
-            if channel.window is None or self.protocol.connections == "per-transfer":
-                del self._channels[channel.key]
-        elif first:
-            following = channel.queue[0]
-            self._transfers.set_due(following, float(self._transfers.timer[following]))
-
-    def _tell(self, delivered: list[tuple[int, int, float]]) -> None:
-        calls = list(self._untold.values())
-        self._untold.clear()
-        for order, number, num_bytes in delivered:
-            on_delivered, on_sent, _ = self._callbacks.pop(number)
-            if on_sent is not None:
-                calls.append((order, on_sent))
-            calls.append((order, on_delivered))
-            for observer in self._observers:
-                observer.transfer_ended(number, num_bytes)
-        calls.sort(key=_order_of)  # stable: sent comes before delivered
-        for _, call in calls:
-            call()
-
-    # -- rates -----------------------------------------------------------------------------------------------
-
-    def _find_rates(self, now: float) -> None:
-        rates = self._rates.settle()
-        if not rates:
-            return
-        transfers = self._transfers
-        slots, values = np.array(list(rates)), np.array(list(rates.values()))
-        transfers.set_rates(slots, values, now)
-        for observer in self._observers:
-            observer.rates_changed(transfers.number[slots], values)
-
-    # -- what changes while it runs --------------------------------------------------------------------------
-
-    def set_capacity(self, link: int, bits_per_second: float) -> None:
-        """Give a link (index) another capacity from now on; at zero, transfers on it stall."""
-        if not 0 <= bits_per_second < math.inf:
-            raise InputError(
-                f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
-            )
-        self._change_is_due((link,))
-        self._capacity.set(link, bits_per_second)
-        self._touch(link)
-        self._tell_capacity(link)
-
-    def set_link_up(self, link: int, up: bool) -> None:
-        """Let a link (index) carry nothing from now on, or what it did before."""
-        self._change_is_due((link,))
-        self._capacity.set_up(link, up)
-        self._touch(link)
-        self._tell_capacity(link)
-
-    def _tell_capacity(self, link: int) -> None:
-        for observer in self._observers:
-            observer.capacity_changed(link, self._capacity.bits_per_second(link))
-
-    def set_latency(self, link: int, seconds: float) -> None:
-        """Give a link (index) another latency: for what is sent from now on, and for the pace of windows."""
-        if not 0 <= seconds < math.inf:
-            raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
-        self._change_is_due((link,))
-        follow_paths(self, self._paths.set_latency(link, seconds))
-
-    def set_loss(self, link: int, share: float) -> None:
-        """Have a link (index) lose another share of its packets from now on."""
-        if not 0 <= share < 1:
-            raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
-        self._change_is_due((link,))
-        follow_paths(self, self._paths.set_loss(link, share))
-
-    def _touch(self, link: int) -> None:
-        self.version += 1
-        self._rates.resize(link)
-        self._call_at(self.env.now)
-        if self._capacity.is_dead(link):
-            for slot in self._rates.on(link):
-                hold_if_cut(self, slot)
-        else:
-            for slot in sorted(self._transfers.held):
-                go_on_unless_cut(self, slot)
-
-    def _change_is_due(self, links: Iterable[int] | None) -> None:
-        """Something is about to start or change: who counts on quiet links hears of it first."""
-        if self.before_change is not None:
-            self.before_change(links)
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -457,43 +55,260 @@ class Network:
         self._observers.append(observer)
 
     @property
-    def link_bytes(self) -> FloatArray:
-        """Payload bytes that have crossed each link so far; shape (links,)."""
-        slots = np.fromiter(self._rates, dtype=np.int64)
-        return self._by_link([path.num_bytes for path in self._paths.paths], slots)
-
-    @property
-    def background_link_bytes(self) -> FloatArray:
-        """Of `link_bytes`, what is background traffic's; shape (links,)."""
-        slots = [slot for slot in self._rates if self._of_slot[slot].is_background]
-        return self._by_link(
-            [path.background_bytes for path in self._paths.paths], np.array(slots, dtype=np.int64)
-        )
-
-    def _by_link(self, over: list[float], slots: IntArray) -> FloatArray:
-        """Bytes on links, of those over (by path) and those in flight (slots)."""
-        by_path = np.array(over)
-        if slots.size:
-            crossed = self._transfers.size[slots] - self._transfers.remaining_at(slots, self.env.now)
-            np.add.at(by_path, self._transfers.path[slots], crossed)
-        totals = np.zeros(self._paths.num_links + 1)
-        np.add.at(totals, self._paths.links[: len(by_path)], by_path[:, None])
-        return totals[:-1]
-
-    @property
     def is_observed(self) -> bool:
         """Whether anybody watches."""
         return bool(self._observers)
 
     @property
+    def link_bytes(self) -> FloatArray:
+        """Payload bytes that have crossed each link so far, wherever they are reckoned; shape (links,)."""
+        over = self._bytes.copy()
+        if self.elsewhere is not None:
+            for source, target, num_bytes in self.elsewhere.host_bytes():
+                over[self._paths.between(source, target).index] += num_bytes
+        return self._by_link(over, list(self._rates))
+
+    @property
+    def background_link_bytes(self) -> FloatArray:
+        """Of `link_bytes`, what is background traffic's; shape (links,)."""
+        return self._by_link(
+            self._background_bytes, [slot for slot in self._rates if self._of_slot[slot].is_background]
+        )
+
+    def _by_link(self, over: Mapping[int, float], slots: list[int]) -> FloatArray:
+        """Bytes on links, of those over (by path) and those in flight (slots)."""
+        by_path = np.zeros(len(self._paths.paths))
+        by_path[list(over)] = list(over.values())
+        if slots:
+            places: IntArray = np.array(slots, dtype=np.int64)
+            crossed = self._transfers.size[places] - self._transfers.remaining_at(places, self.env.now)
+            np.add.at(by_path, self._transfers.path[places], crossed)
+        totals = np.zeros(self._paths.num_links + 1)
+        np.add.at(totals, self._paths.links[: len(by_path)], by_path[:, None])
+        return totals[:-1]
+
+    @property
     def num_in_flight(self) -> int:
-        """Transfers sent and not yet delivered or aborted."""
+        """Transfers that it carries itself, sent and not yet delivered or aborted."""
         return len(self._slots)
 
+    @property
+    def num_connections(self) -> int:
+        """Connections that it knows: those in use, and idle ones whose state matters."""
+        return len(self._channels)
 
-def _happen(event: simpy.Event) -> None:
-    event.succeed()
+    @property
+    def links_in_use(self) -> Iterator[tuple[int, ...]]:
+        """The links that transfers in flight cross, and those of their ways back."""
+        for slot in self._slots.values():
+            path = self._of_slot[slot].path
+            yield path.links
+            yield path.back
+
+    @property
+    def wires(self) -> Wires:
+        """The links as they are now, for those who reckon without events."""
+        paths = self._paths
+        return Wires(
+            route=lambda src, dst: paths.between(src, dst).links,
+            latency_seconds=paths.latency_seconds,
+            bytes_per_second=self._capacity.payload_bytes_per_second[:-1],
+            software_seconds=self.protocol.software_seconds,
+        )
+
+    def conditions(self, links: Sequence[int]) -> bytes:
+        """All that these links are like at present, exactly; of equal length for equally many links."""
+        chosen = np.array(links, dtype=np.int64)
+        paths = self._paths
+        arrays = (self._capacity.payload_bytes_per_second, paths.latency_seconds, paths.loss)
+        return chosen.tobytes() + b"".join(array[chosen].tobytes() for array in arrays)
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def windows_of(self, group: Hashable, pairs: Iterable[tuple[int, int]] | None = None) -> Windows:
+        """The windows of a group's connections by their hosts; with `pairs`, only of those."""
+        if not self.protocol.has_windows:
+            return {}
+        if pairs is None:
+            found: Iterable[Channel | None] = self._channels.of(group)
+        else:
+            found = (self._channels.find(group, self._paths.between(*pair)) for pair in pairs)
+        return {
+            (channel.path.source, channel.path.target): channel.window
+            for channel in found
+            if channel is not None and channel.window is not None
+        }
+
+    def window_states(
+        self, group: Hashable, pairs: Iterable[tuple[int, int]] | None, instant: float
+    ) -> Hashable:
+        """What sets a group's connections between these pairs of hosts apart from new ones; times from `instant`."""
+        return frozenset(
+            (ends, state)
+            for ends, window in self.windows_of(group, pairs).items()
+            if (state := window.idle_state(instant)) is not None
+        )
+
+    def put_windows(self, group: Hashable, windows: Windows, shift_seconds: float) -> None:
+        """Give a group's connections these windows, their times shifted."""
+        for (src, dst), window in windows.items():
+            self._channel(self._paths.between(src, dst), group).window = window.moved(shift_seconds)
+
+    def credit(self, src: int, dst: int, num_bytes: float) -> None:
+        """Count bytes that have gone from host `src` to host `dst` on the links between them."""
+        self._bytes[self._paths.between(src, dst).index] += num_bytes
+
+    # -- copies ----------------------------------------------------------------------------------------------
+
+    def host_bytes(self) -> Iterator[tuple[int, int, float]]:
+        """Source host, target host and payload bytes that it has carried by now; a pair may come more than once."""
+        yield from self._delivered_bytes()
+        slots = list(self._rates)
+        if slots:
+            places: IntArray = np.array(slots, dtype=np.int64)
+            crossed = self._transfers.size[places] - self._transfers.remaining_at(places, self.env.now)
+            for slot, num_bytes in zip(slots, crossed.tolist(), strict=True):
+                path = self._of_slot[slot].path
+                yield path.source, path.target, num_bytes
+
+    def _delivered_bytes(self) -> Iterator[tuple[int, int, float]]:
+        """Likewise, of transfers that are over."""
+        for index, num_bytes in self._bytes.items():
+            if num_bytes:
+                path = self._paths.paths[index]
+                yield path.source, path.target, num_bytes
+
+    def fork(self, env: simpy.Environment) -> Network:
+        """A network of the same links, which carries nothing and knows no connections, on another clock.
+
+        Nobody observes it, and no byte has crossed it. What changes on the original's links changes here. What it
+        gives up is the original's to judge.
+        """
+        forked = Network(env, self.topology, self.protocol)
+        forked._paths, forked._capacity = self._paths, self._capacity
+        forked._rates = Rates(self._capacity)
+        forked.on_give_up = _no_matter
+        return forked
+
+    def watched(self) -> Network:
+        """A fork on the same clock, with the same connections, that only those see who observe this one."""
+        shown = self.fork(self.env)
+        for channel in self._channels:
+            if channel.window is not None:
+                shown._channel(channel.path, channel.connection).window = channel.window.moved(0.0)
+        shown._observers = self._observers
+        return shown
+
+    def end_watch(self) -> None:
+        """Nobody observes it any more."""
+        self._observers = []
+
+    def snapshot(self) -> Snapshot:
+        """All that it carries, as far as it has come, and its connections as they are."""
+        in_use: dict[Channel, list[Flight]] = {}
+        for number, slot in self._slots.items():
+            in_use.setdefault(self._of_slot[slot], []).append(self._flight(number, slot))
+        connections = [
+            self._connection(channel, in_use.get(channel, []))
+            for channel in self._channels
+            if channel.queue or channel.window is not None
+        ]
+        has_turn = self._turn is not None
+        return Snapshot(self.env.now, tuple(connections), tuple(self._delivered_bytes()), has_turn)
+
+    def _connection(self, channel: Channel, flights: list[Flight]) -> Connection:
+        path, window = channel.path, channel.window and channel.window.moved(0.0)
+        limit = channel.most_bytes_per_second
+        return Connection(path.source, path.target, channel.connection, window, limit, tuple(flights))
+
+    def _flight(self, number: int, slot: int) -> Flight:
+        transfers, now = self._transfers, self.env.now
+        drains = slot in self._rates
+        left = (
+            float(transfers.remaining_at(np.array([slot]), now)[0]) if drains else float(transfers.size[slot])
+        )
+        due = float(transfers.due[slot])
+        if drains and due > now:
+            due = float(transfers.timer[slot])  # its rate is found where it goes on
+        untold = self._untold.get(number)
+        return Flight(
+            number=number,
+            order=int(transfers.order[slot]),
+            size=float(transfers.size[slot]),
+            left=left,
+            drains=drains,
+            stop=float(transfers.stop[slot]),
+            cap=float(transfers.cap[slot]),
+            due=due,
+            timer=float(transfers.timer[slot]),
+            begun=float(transfers.begun[slot]),
+            is_held=slot in transfers.held,
+            callbacks=self._callbacks[number],
+            untold=None if untold is None else untold[1],
+        )
+
+    def restore(self, kept: Snapshot, rebind: Callable[[Call], Call], renumber: Callable[[int], int]) -> None:
+        """Go on with what a snapshot holds, besides what is here already; the instant of the snapshot is now.
+
+        Args:
+            kept: of a network of the same links. Who observes this one has seen all that is in flight.
+            rebind: what is to be called here instead of a callback there.
+            renumber: the id here of a transfer there.
+        """
+        shift = self.env.now - kept.instant
+        for source, target, num_bytes in kept.num_bytes:
+            self.credit(source, target, num_bytes)
+        flights: list[tuple[int, Connection, Flight]] = []
+        for connection in kept.connections:
+            if connection.flights:
+                flights += [(flight.order, connection, flight) for flight in connection.flights]
+            elif connection.window is not None:
+                path = self._paths.between(connection.source, connection.target)
+                self._channel(path, connection.name).window = connection.window.moved(shift)
+        moving = []
+        for _, connection, flight in sorted(flights, key=lambda entry: entry[0]):
+            number = renumber(flight.number)
+            self._resume(connection, flight, number, rebind, shift)
+            if flight.drains:
+                moving.append(number)
+        for observer in self._observers if moving else ():
+            observer.rates_changed(np.array(moving), np.zeros(len(moving)))  # until they are found here
+        if kept.has_turn:
+            self._call_at(self.env.now)  # to find rates
+
+    def _resume(
+        self,
+        connection: Connection,
+        flight: Flight,
+        number: int,
+        rebind: Callable[[Call], Call],
+        shift: float,
+    ) -> None:
+        """A transfer goes on here, on a connection of here."""
+        path = self._paths.between(connection.source, connection.target)
+        channel = self._channel(path, connection.name, number, connection.most_bytes_per_second)
+        if not channel.queue and connection.window is not None:
+            channel.window = connection.window.moved(shift)
+        slot = self._take_slot(number, channel, flight.size)
+        transfers = self._transfers
+        transfers.remaining[slot], transfers.stop[slot], transfers.cap[slot] = (
+            flight.left,
+            flight.stop,
+            flight.cap,
+        )
+        transfers.timer[slot], transfers.begun[slot] = flight.timer + shift, flight.begun + shift
+        transfers.rate[slot], transfers.since[slot] = 0.0, self.env.now
+        transfers.set_due(slot, flight.due + shift)
+        if flight.drains:
+            self._rates.join(slot, path, flight.cap)
+        if flight.is_held:
+            transfers.held.add(slot)
+        on_delivered, on_sent, on_dropped = flight.callbacks
+        assert on_dropped is None
+        self._callbacks[number] = (rebind(on_delivered), None if on_sent is None else rebind(on_sent), None)
+        if flight.untold is not None:
+            self._untold[number] = (int(transfers.order[slot]), rebind(flight.untold))
 
 
-def _order_of(call: tuple[int, Callable[[], None]]) -> int:
-    return call[0]
+def _no_matter(waiting: object) -> None:
+    """What a copy gives up is its original's to judge."""

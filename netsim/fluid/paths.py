@@ -29,8 +29,6 @@ class Path:
         round_trip_seconds: there and back.
         loss: share of packets lost on the way there.
         weight: share of a transfer on it relative to others.
-        num_bytes: payload that has come through so far, of transfers that are over.
-        background_bytes: of that, what was background traffic.
     """
 
     index: int
@@ -42,12 +40,10 @@ class Path:
     round_trip_seconds: float
     loss: float
     weight: float
-    num_bytes: float = 0.0
-    background_bytes: float = 0.0
 
 
 class PathTable:
-    """The paths that have been used so far, found when first asked for.
+    """The paths that have been used so far, found when first asked for; a network and its forks share one table.
 
     Args:
         topology: where they run.

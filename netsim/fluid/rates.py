@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from netsim.fluid.shares import Shares
@@ -33,9 +34,7 @@ class Rates:
         self._gross = Shares(payload, capacity.solve)
         self._net = Shares(payload, capacity.solve) if self._ack_share else self._gross
         self._back: dict[int, tuple[int, ...]] = {}
-        self._acking: list[dict[int, None]] = [
-            {} for _ in payload
-        ]  # by link: whose acknowledgements cross it
+        self._acking: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by link: whose cross it
         self._stale: dict[int, None] = {}  # links on which there are other acknowledgements
 
     def __contains__(self, slot: int) -> bool:

@@ -11,6 +11,7 @@ one of those be overfull then, it counts as full and all is settled once more.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ class Shares:
         self._weight: dict[int, float] = {}
         self._cap: dict[int, float] = {}
         self._level: dict[int, float] = {}  # rate / weight; infinity until it is settled
-        self.crossing: list[dict[int, None]] = [{} for _ in self._capacity]
+        self.crossing: defaultdict[int, dict[int, None]] = defaultdict(dict)
         self._full: set[int] = set()  # links that may limit somebody
         self._spare = self._capacity.copy()  # at least so much of each link is free
         self._fresh: dict[int, None] = {}  # transfers that began or may get more or less by themselves

@@ -14,9 +14,9 @@ RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last r
 **Window limit.** At most `window_bytes` per round trip: what the sender's buffer holds.
 
 **Idling.** After more than the retransmission time-out (200 ms + RTT) without a byte the window is halved for
-each time-out elapsed, down to the initial one (RFC 2861, Linux `tcp_cwnd_restart`). It grows only as far as
-it is used: to twice what was in flight, so by every byte of a round that follows a full one (Linux
-`tcp_is_cwnd_limited`). A message without bytes counts as use.
+each time-out elapsed, down to the initial one (RFC 2861, Linux `tcp_cwnd_restart`); after an hour nothing is left of
+what it has learnt. It grows only as far as it is used: to twice what was in flight, so by every byte of a round that
+follows a full one (Linux `tcp_is_cwnd_limited`). A message without bytes counts as use.
 
 **Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
 period of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
@@ -41,6 +41,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from netsim.fluid.overflow import KEPT, Bottleneck, Overflow, of_a_burst, of_a_standing_window
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from netsim.topology.protocol import Protocol
 
 __all__ = ["Grant", "Window", "cubic_segments", "share_weight"]
@@ -50,6 +52,9 @@ _ROUNDING = 1e-9
 _SAME = 1.0 - _ROUNDING
 # By how much a queue must be overrun, relatively: rates carry rounding, and round figures often fit exactly.
 _OVERRUN = 1.0 + 1e-6
+
+# Idle for longer, nothing is left of what a connection has learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
+_FORGOTTEN_SECONDS = 3600.0
 
 # What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
 _QUEUE_SECONDS = 0.1
@@ -120,7 +125,9 @@ class Window:
         self._limit = protocol.window_bytes * protocol.streams
         self._initial = min(protocol.initial_window_bytes * protocol.streams, self._limit)
         self._segment = protocol.segment_bytes * protocol.streams  # one of each stream
-        self._window = self._initial if protocol.slow_start else self._limit
+        self._fresh_window = self._initial if protocol.slow_start else self._limit
+        self._minds_buffer = protocol.rendezvous
+        self._window = self._fresh_window
         self._threshold = math.inf  # where slow start ends
         self._began = -math.inf  # when the current round did
         self._used = 0.0  # bytes drained in it
@@ -143,9 +150,14 @@ class Window:
         self._missing = 0.0  # bytes of the message that the queue dropped, until they are sent again
 
     @property
-    def buffer_bytes(self) -> float:
+    def last_used(self) -> float:
+        """When a byte last came through; infinity for never."""
+        return self._last_used
+
+    def buffer_bytes(self, now: float) -> float:
         """What the sender's socket takes in before it has left: twice the largest window so far (Linux)."""
-        return min(2 * self._largest, self._limit)
+        largest = self._fresh_window if self._is_forgotten(now) else self._largest
+        return min(2 * largest, self._limit)
 
     def start(self, now: float, num_bytes: float) -> Grant:
         """A message of `num_bytes` begins to drain."""
@@ -202,8 +214,15 @@ class Window:
         return moved
 
     def is_as_new(self, instant: float) -> bool:
-        """Whether messages from `instant` on meet what they would on a new connection, the socket's buffer aside."""
-        if self._last_used == math.inf:
+        """Whether messages from `instant` on meet what they would on a new connection."""
+        is_small = (
+            not self._minds_buffer or self._largest == self._fresh_window or self._is_forgotten(instant)
+        )
+        return is_small and self.is_as_new_but_for_buffer(instant)
+
+    def is_as_new_but_for_buffer(self, instant: float) -> bool:
+        """Likewise, what the socket's buffer takes in aside."""
+        if self._last_used == math.inf or self._is_forgotten(instant):
             return True
         idle = instant - self._last_used
         has_lost = not (self._until_loss == self._loss_bytes and math.isnan(self._lost_at))
@@ -211,6 +230,13 @@ class Window:
         if idle <= self._timeout or has_lost:
             return False
         return self._initial <= self._window <= self._initial * 2.0 ** int(min(idle / self._timeout, 64))
+
+    def idle_state(self, instant: float) -> Hashable:
+        """What sets an idle one apart from a new one of its path; None where nothing does."""
+        if not self.is_as_new_but_for_buffer(instant):
+            return self.state(instant)
+        # Who waits for the socket's buffer alone goes on sooner once that has grown.
+        return self.buffer_bytes(instant) if self._minds_buffer else None
 
     def state(self, instant: float) -> tuple[float | None, ...]:
         """What sets it apart from others of its path; times count from `instant`, to a nanosecond."""
@@ -222,12 +248,20 @@ class Window:
             values["_lost_at"] = values["_lost"] = None
         return tuple(values.values())
 
+    def _is_forgotten(self, now: float) -> bool:
+        return now - self._last_used > _FORGOTTEN_SECONDS
+
     def _is_idle(self, now: float) -> bool:
-        """Whether the connection was idle for long; if so, the window has shrunk."""
+        """Whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""
         idle = now - self._last_used
         if idle <= self._timeout:
             return False
-        self._restart(int(min(idle / self._timeout, 64)))
+        if self._is_forgotten(now):
+            self._window = self._largest = self._fresh_window
+            self._threshold, self._lost_at, self._until_loss = math.inf, math.nan, self._loss_bytes
+            self._has_filled = False
+        else:
+            self._restart(int(min(idle / self._timeout, 64)))
         self._overflow, self._missing = None, 0.0
         self._used = 0.0
         self._follows_full = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock, on_grid
+from netsim.fluid.clock import Clock, Order, on_grid
 from netsim.ranks.reach import AGAIN
 from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from netsim.ranks.reach import Reach
 
 __all__ = ["Meetings"]
-
-_END_OF_INSTANT: Any = 1 << 20  # a priority: whatever else happens at that instant goes before
 
 
 @dataclass(slots=True, eq=False)
@@ -266,7 +264,7 @@ class Meetings:
         """Have something called when so much time has passed and all else that happens then has; never at infinity."""
         if seconds == math.inf:
             return
-        event = self._clock.at(self._clock.now + on_grid(seconds), _END_OF_INSTANT)
+        event = self._clock.at(self._clock.now + on_grid(seconds), Order.MEETINGS)
         assert event.callbacks is not None
         event.callbacks.append(lambda _: call())
 

@@ -6,14 +6,11 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from netsim.fluid.fork import wires_of
-from netsim.fluid.outage import dead_links, end_transfer, is_in_flight
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from netsim.fluid.changes import Waiting
     from netsim.fluid.network import Network
-    from netsim.fluid.outage import Waiting
 
 __all__ = ["AGAIN", "Reach"]
 
@@ -56,7 +53,7 @@ class Reach:
         """
         if self._network is None:
             return tuple(ranks)
-        dead, downtime = dead_links(self._network), self._network.downtime
+        dead, downtime = self._network.dead_links, self._network.downtime
         left = [rank for rank in ranks if downtime.since(self._hosts[rank]) is None]
         while dead and left:
             friends = {
@@ -93,7 +90,7 @@ class Reach:
         if network is None:
             on_done(sources[0])
             return
-        dead = dead_links(network)
+        dead = network.dead_links
         cuts = {source: dead.intersection(self._both_ways(rank, source)) for source in sources}
         hopeful = [source for source, cut in cuts.items() if not cut or self._may_come_back(cut)]
         if not hopeful:
@@ -126,7 +123,7 @@ class Reach:
     def _stop(self, rank: int, outcome: int | None) -> None:
         assert self._network is not None
         transfer = self._downloads[rank].transfer
-        if is_in_flight(self._network, transfer):
+        if self._network.is_in_flight(transfer):
             self._network.abort(transfer)
         self._end(rank, transfer, outcome)
 
@@ -139,7 +136,7 @@ class Reach:
     def _given_up(self, network: Network, others: Callable[[Waiting], None], waiting: Waiting) -> None:
         """A connection is given up: a download begins anew, and has other ways to end."""
         if any(waiting.number == download.transfer for download in self._downloads.values()):
-            end_transfer(network, waiting.number)
+            network.end_transfer(waiting.number)
         else:
             others(waiting)
 
@@ -157,7 +154,7 @@ class Reach:
         """Payload bytes per second of the narrowest link on the way."""
         if self._network is None:
             return math.inf
-        widths = wires_of(self._network).bytes_per_second
+        widths = self._network.wires.bytes_per_second
         return min((float(widths[link]) for link in self._route(source, target)), default=math.inf)
 
     def _distance(self, source: int, target: int, dead: frozenset[int]) -> tuple[bool, float, float, int]:

@@ -28,7 +28,6 @@ from netsim.fluid.capacity import can_compile
 from netsim.fluid.channel import BackgroundConnection
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
-from netsim.fluid.outage import transfers_waiting
 from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
@@ -283,7 +282,7 @@ def _play_on_network(
             row_of[sent] = number
 
     def give_up(reason: str) -> None:
-        waiting = transfers_waiting(network, lambda connection: isinstance(connection, BackgroundConnection))
+        waiting = network.transfers_waiting(lambda connection: isinstance(connection, BackgroundConnection))
         told = _told(topology, flows, [row_of[each.number] for each in waiting] or under_way)
         raise DeadlockError(f"{reason}, and {told}: let an event bring it back")
 

@@ -113,6 +113,12 @@ class Protocol:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a message alone takes its latency and then the rate of its narrowest link, whatever was before."""
+        per_transfer = self.connections == "per-transfer"
+        return not (self.has_windows or self.rendezvous or self.ack_share or per_transfer)
+
+    @property
     def has_windows(self) -> bool:
         """Whether transfers have anything but latency and fair shares to wait for."""
         return self.slow_start or self.window_bytes < math.inf

@@ -24,22 +24,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-import simpy
-from simpy.events import EventPriority
-
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.channel import BackgroundConnection
-from netsim.fluid.clock import Clock
+from netsim.fluid.clock import Clock, Order, event_at
 from netsim.fluid.network import Network
-from netsim.fluid.outage import (
-    Waiting,
-    can_go_on,
-    dead_links,
-    drop_transfers,
-    end_transfer,
-    take_arrivals,
-    transfers_waiting,
-)
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
 from netsim.weather.conditions import Conditions, Quantity
 from netsim.weather.traffic import BackgroundTraffic, drift_factors
@@ -47,11 +35,14 @@ from netsim.weather.traffic import BackgroundTraffic, drift_factors
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator
 
+    import simpy
+
+    from netsim.fluid.changes import Waiting
+
 __all__ = ["Entry", "Faults"]
 
 Entry = LinkEvent | HostEvent | Trace | Background | Drift
 
-_FIRST = EventPriority(-1)  # in an instant, before SimPy's own events
 _MOST_NAMES = 8
 
 
@@ -122,8 +113,10 @@ class Faults:
     def blame(self) -> str:
         """A line on what keeps transfers from ever moving again."""
         network = self._network
-        waiting = transfers_waiting(network, _is_background)
-        dead = {link for each in waiting for link in each.links} or dead_links(network)
+        if network.elsewhere is not None:
+            network.elsewhere.come_back()  # who waits is told alike, wherever it was reckoned
+        waiting = network.transfers_waiting(_is_background)
+        dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._told(dead) or "the network will never finish what is waited for"
 
     def _told(self, dead: Collection[int]) -> str:
@@ -154,7 +147,7 @@ class Faults:
     def _give_up_transfer(self, waiting: Waiting) -> None:
         """A connection is given up: others' traffic is lost, and for everybody else the run ends."""
         if _is_background(waiting.connection):
-            end_transfer(self._network, waiting.number)
+            self._network.end_transfer(waiting.number)
         else:
             self.on_stuck(self._told(waiting.links))
 
@@ -199,39 +192,33 @@ class Faults:
             self._call_at(self._steps[0][0])
 
     def _call_at(self, instant: float) -> None:
-        env = self._network.env
         self._turn_at = instant
-        if isinstance(env, Clock):
-            turn = env.at(instant, _FIRST)
-        else:
-            turn = simpy.Event(env)
-            turn._ok = True
-            turn._value = None
-            env.schedule(turn, _FIRST, max(instant - env.now, 0.0))
+        turn = event_at(self._network.env, instant, Order.WEATHER)
+        assert turn.callbacks is not None
         turn.callbacks.append(self._on_turn)
 
     def _on_turn(self, event: simpy.Event) -> None:
         if self._network.env.now < self._turn_at:
             return  # an earlier one took its place
         self._turn_at = math.inf
-        self._act()
-        if self._is_stuck():
+        if self._is_stuck():  # as all instants before this one have left it
             self.on_stuck(self.blame())
+        self._act()
 
     # -- hope ------------------------------------------------------------------------------------------------
 
     def _is_stuck(self) -> bool:
         """Whether somebody waits for the network and nothing that is to come can help."""
         network = self._network
-        dead, stand_still = dead_links(network), bool(+network.downtime.awaited)
+        dead, stand_still = network.dead_links, bool(+network.downtime.awaited)
         # What is cheap to find out goes first: this is asked at every turn of the weather.
         if not (dead or stand_still) or self.may_come_back(dead):
             return False
-        if any(not _is_ours(event) for *_, event in network.env._queue) or can_go_on(network, _is_background):
+        if _has_others(network.env) or network.can_go_on(_is_background):
             return False
-        # Collectives that are kept off the network wait as well.
-        is_kept_off = network.before_change is not None
-        return stand_still or is_kept_off or bool(transfers_waiting(network, _is_background))
+        # Collectives that are reckoned elsewhere wait as well.
+        is_elsewhere = network.elsewhere is not None and not network.elsewhere.is_empty
+        return stand_still or is_elsewhere or bool(network.transfers_waiting(_is_background))
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
@@ -285,10 +272,10 @@ class Faults:
             yield _Step(end, lambda: self._end_crash(crash), frozenset(links))
 
     def _crash(self, crash: _Crash) -> None:
-        take_arrivals(self._network)
+        self._network.take_arrivals()
         self._crashes[crash.host].add(crash)
         self._conditions.put_down(self._links_at(crash.host), crash)
-        drop_transfers(self._network, crash.host)
+        self._network.drop_transfers(crash.host)
         self._network.downtime.begin(crash.host)
 
     def _end_crash(self, crash: _Crash) -> None:
@@ -381,6 +368,13 @@ def _give_up(reason: str) -> None:
 
 def _is_background(connection: Hashable) -> bool:
     return isinstance(connection, BackgroundConnection)
+
+
+def _has_others(env: simpy.Environment) -> bool:
+    """Whether anything is to come on a clock but turns of networks and of their weather."""
+    if isinstance(env, Clock):
+        return env.has_others(_is_ours)
+    return any(not _is_ours(event) for *_, event in env._queue)
 
 
 def _is_ours(event: simpy.Event) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from netsim.fluid.channel import BackgroundConnection
-from netsim.fluid.outage import is_dead_end, is_in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +51,7 @@ class BackgroundTraffic:
             self._send_steadily()
             return
         num_in_flight = self._num_connections - len(self._idle)
-        is_dead = is_dead_end(self._network, background.source, background.target)
+        is_dead = self._network.is_dead_end(background.source, background.target)
         if is_dead or num_in_flight == _MOST_AT_ONCE:
             return
         if self._idle:
@@ -72,7 +71,7 @@ class BackgroundTraffic:
 
     def stop(self) -> None:
         """End what is sent steadily."""
-        if self._steady is not None and is_in_flight(self._network, self._steady):
+        if self._steady is not None and self._network.is_in_flight(self._steady):
             self._network.abort(self._steady)
         self._steady = None
 

@@ -21,7 +21,7 @@ from netsim.collectives.schedules.algorithms import (
 from netsim.collectives.times.recurrence import undisturbed_seconds
 from netsim.collectives.times.timing import time_collective
 from netsim.files.errors import InputError, unknown_name
-from netsim.fluid.fork import Wires
+from netsim.fluid.wires import Wires
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Weather
 

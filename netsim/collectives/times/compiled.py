@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from netsim.collectives.schedules.schedule import Schedule
-    from netsim.fluid.fork import Wires
+    from netsim.fluid.wires import Wires
 
 __all__ = ["compiled_seconds"]
 

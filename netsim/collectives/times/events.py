@@ -8,29 +8,13 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Self
 
-from simpy.events import NORMAL, EventPriority
-
-from netsim.fluid.clock import Clock
-from netsim.fluid.outage import end_connections
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    import simpy
 
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.fluid.network import Network
 
-__all__ = ["Execution", "Posts", "call_at", "described", "rebound", "rounded"]
-
-
-def call_at(env: simpy.Environment, instant: float, call: Callable[[], None], priority: int = NORMAL) -> None:
-    """Have something called at an instant of a clock."""
-    if isinstance(env, Clock):
-        event = env.at(instant, EventPriority(priority))
-    else:
-        event = env.timeout(max(instant - env.now, 0.0))
-    event.callbacks.append(lambda event: call())
+__all__ = ["Execution", "Posts", "described", "rebound", "rounded"]
 
 
 def rebound(call: Callable[[], None], owners: Mapping[Execution, Execution]) -> Callable[[], None]:
@@ -153,7 +137,7 @@ class Execution:
     def cancel(self) -> None:
         """End it where it is: nothing more is sent, and nobody is told."""
         self._is_over = True
-        end_connections(self.network, self.group)
+        self.network.end_connections(self.group)
 
     def copied(self, network: Network, shift_seconds: float) -> Self:
         """The same on another network, whose clock shows so much more, for what is in flight there as here."""

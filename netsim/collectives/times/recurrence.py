@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from netsim.collectives.schedules.schedule import Phase, Ranks, Schedule
-    from netsim.fluid.fork import Wires
+    from netsim.fluid.wires import Wires
 
 __all__ = ["Lines", "contention_free_seconds", "undisturbed_seconds"]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from netsim.collectives.times.events import Execution, call_at, described, rebound, rounded
+from netsim.collectives.times.events import Execution, described, rebound, rounded
+from netsim.fluid.clock import call_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

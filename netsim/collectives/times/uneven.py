@@ -9,7 +9,7 @@ import numpy as np
 
 from netsim.collectives.schedules.direct import all_to_all_direct
 from netsim.collectives.schedules.schedule import ListedPhase, Schedule
-from netsim.collectives.times.play import Play
+from netsim.collectives.times.play import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -34,12 +34,12 @@ def play_all_to_all(
         whole: the schedule with `rows[i][j]` bytes from member i to member j.
 
     Returns:
-        What lets a member enter now with the bytes that it has for each member; and `Play.cancel`.
+        What lets a member enter now with the bytes that it has for each member; and `Collective.cancel`.
     """
     num = len(hosts)
     num_bytes = np.zeros(num * (num - 1), np.int64)
     schedule = _of_sizes(num, num_bytes)
-    playing = Play(network, schedule, tuple(hosts), group, on_done)
+    playing = Collective(network, schedule, tuple(hosts), group, on_done)
     rows: dict[int, tuple[int, ...]] = {}
 
     def enter(member: int, row: Sequence[int]) -> None:

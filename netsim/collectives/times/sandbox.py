@@ -1,32 +1,25 @@
-"""Collectives on a network of their own: one state that goes on by itself, and can be copied and compared."""
+"""Collectives on a copy of a network: one state that goes on by itself, and can be copied and compared."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 from netsim.collectives.times.events import Execution, described, rebound
+from netsim.collectives.times.opening import unknown
 from netsim.collectives.times.rendezvous import RendezvousExecution
 from netsim.fluid.clock import Clock
-from netsim.fluid.fork import (
-    callbacks,
-    carry_over,
-    credit,
-    delivered_bytes,
-    flight_state,
-    fork,
-    put_windows,
-    windows_of,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from netsim.collectives.schedules.schedule import Schedule
-    from netsim.fluid.fork import Windows
+    from netsim.collectives.times.opening import Known, Opening
     from netsim.fluid.network import Network
+    from netsim.fluid.snapshot import Snapshot, Windows
 
-__all__ = ["Ensemble", "execute"]
+__all__ = ["Sandbox", "execute"]
 
 # Ids of messages set aside for each collective: more than any has.
 _BLOCK = 1 << 40
@@ -44,7 +37,7 @@ def execute(
     return kind(network, schedule, hosts, group, on_done)
 
 
-class Ensemble:
+class Sandbox:
     """Collectives that are under way together, on a copy of a network with a clock of its own.
 
     Args:
@@ -52,13 +45,13 @@ class Ensemble:
 
     Attributes:
         executions: the collectives under way, in the order in which they began.
-        groups: whose connections it knows.
+        known: connections that it knows.
     """
 
     def __init__(self, network: Network) -> None:
-        self._network = fork(network, Clock())
+        self._network = network.fork(Clock())
         self.executions: list[Execution] = []
-        self.groups: frozenset[Hashable] = frozenset()
+        self.known: Known = frozenset()
         self._num_opened = 0
         self._done: list[tuple[int, int]] = []
 
@@ -73,7 +66,7 @@ class Ensemble:
         return float(self._network.env.now)
 
     @property
-    def next_instant(self) -> float:
+    def next_end(self) -> float:
         """When something happens next, or is to be told; infinity for never."""
         return self.now if self._done else float(self._network.env.peek())
 
@@ -82,17 +75,16 @@ class Ensemble:
         """Whether all members of all collectives are through."""
         return not any(execution.num_left for execution in self.executions)
 
-    def open(
-        self, schedule: Schedule, hosts: tuple[int, ...], group: Hashable, network: Network, instant: float
-    ) -> int:
+    def open(self, opening: Opening, network: Network, instant: float) -> int:
         """One more collective begins. Returns its place.
 
-        Its group's connections are as they are on `network`, whose clock shows `instant` when it is now here.
+        Connections that are not known yet are as on `network`, whose clock shows `instant` when it is now here.
         """
-        if group not in self.groups:
-            self.groups |= {group}
-            put_windows(self._network, group, windows_of(network, group), self.now - instant)
-        execution = execute(self._network, schedule, hosts, group, _nobody)
+        group, new = opening.group, unknown(self.known, opening.group, opening.pairs)
+        if new is None or new:
+            self._network.put_windows(group, network.windows_of(group, new), self.now - instant)
+            self.known |= {(group, None)} if new is None else {(group, pair) for pair in new}
+        execution = execute(self._network, opening.schedule, opening.hosts, group, _nobody)
         self._adopt(execution)
         execution.numbers = range(self._num_opened * _BLOCK, (self._num_opened + 1) * _BLOCK)
         self._num_opened += 1
@@ -112,7 +104,8 @@ class Ensemble:
     def step(self) -> tuple[tuple[int, int], ...]:
         """All that happens at the next instant. Returns places of collectives and their members that are through."""
         env = self._network.env
-        instant = self.next_instant
+        instant = self.next_end
+        assert instant < math.inf, "nothing is left to happen"
         while not self._done and env.peek() == instant:
             env.step()
         while self._done and env.peek() == env.now:
@@ -120,10 +113,10 @@ class Ensemble:
         done, self._done = tuple(self._done), []
         return done
 
-    def advance(self, instant: float, num_cues: int = 0) -> None:
+    def advance(self, instant: float, num_ends: int = 0) -> None:
         """Go on until members were through at so many instants, then to an instant, before all that happens then."""
-        while num_cues:
-            num_cues -= bool(self.step())
+        while num_ends:
+            num_ends -= bool(self.step())
         if instant > self.now:
             self._network.env.run(until=instant)
 
@@ -133,25 +126,23 @@ class Ensemble:
         busy = {each for place, each in enumerate(self.executions) if each.num_left or place in untold}
         if len(busy) == len(self.executions):
             return tuple(range(len(busy)))
-        busy.update(described(call)[0] for call in callbacks(self._network))
+        busy.update(described(call)[0] for call in self._network.snapshot().calls())
         kept = tuple(place for place, each in enumerate(self.executions) if each in busy)
         for execution in self.executions:
             if execution not in busy:
                 for src, dst, num_bytes in execution.schedule.pair_bytes:
-                    credit(self._network, execution.hosts[src], execution.hosts[dst], -num_bytes)
+                    self._network.credit(execution.hosts[src], execution.hosts[dst], -num_bytes)
         self.executions = [self.executions[place] for place in kept]
         self._done = [(kept.index(place), member) for place, member in self._done]
         return kept
 
-    def copied(self) -> Ensemble:
+    # -- the state -------------------------------------------------------------------------------------------
+
+    def copied(self) -> Sandbox:
         """Another one in the same state, on a clock that begins at zero."""
-        other = Ensemble.__new__(Ensemble)
-        other._network = fork(self._network, Clock())
-        other.executions = []
-        other.groups, other._num_opened, other._done = self.groups, self._num_opened, self._done.copy()
-        for src, dst, num_bytes in delivered_bytes(self._network):
-            credit(other._network, src, dst, num_bytes)
-        for execution in self._carry_to(other._network, int):
+        other = Sandbox(self._network)
+        other.known, other._num_opened, other._done = self.known, self._num_opened, self._done.copy()
+        for execution in self._restored_on(other._network, int):
             other._adopt(execution)
         return other
 
@@ -165,20 +156,18 @@ class Ensemble:
             for execution, ids in zip(self.executions, numbers, strict=True)
             if execution.numbers is not None
         }
-        for src, dst, num_bytes in delivered_bytes(self._network):
-            credit(network, src, dst, num_bytes)
-        executions = self._carry_to(network, lambda number: blocks[number // _BLOCK][number % _BLOCK])
+        executions = self._restored_on(network, lambda number: blocks[number // _BLOCK][number % _BLOCK])
         for execution, ids in zip(executions, numbers, strict=True):
             execution.numbers = ids
         return executions
 
-    def _carry_to(self, network: Network, renumber: Callable[[int], int]) -> list[Execution]:
+    def _restored_on(self, network: Network, renumber: Callable[[int], int]) -> list[Execution]:
         shift = network.env.now - self.now
         owners = {execution: execution.copied(network, shift) for execution in self.executions}
-        carry_over(self._network, network, shift, partial(rebound, owners=owners), renumber)
+        network.restore(self._network.snapshot(), partial(rebound, owners=owners), renumber)
         return list(owners.values())
 
-    def state(self) -> Hashable:
+    def key(self) -> Hashable:
         """What sets it apart from others on the same links; times count from now."""
         places = {execution: place for place, execution in enumerate(self.executions)}
 
@@ -186,16 +175,21 @@ class Ensemble:
             execution, *what = described(call)
             return (places[execution], *what)
 
+        snapshot: Snapshot = self._network.snapshot()
         parts = [(each.schedule, each.hosts, each.group, each.state(self.now)) for each in self.executions]
-        return tuple(parts), tuple(self._done), self.groups, flight_state(self._network, describe)
+        return tuple(parts), tuple(self._done), self.known, snapshot.key(describe)
 
     def windows(self, instant: float) -> dict[Hashable, Windows]:
         """The windows of all connections by group, when nothing is left to happen; times count from `instant`."""
         self._network.env.run()
         return {
-            group: {ends: window.moved(-instant) for ends, window in windows_of(self._network, group).items()}
-            for group in self.groups
+            group: {ends: window.moved(-instant) for ends, window in self._network.windows_of(group).items()}
+            for group in {group for group, _ in self.known}
         }
+
+    def host_bytes(self) -> Iterator[tuple[int, int, float]]:
+        """Source host, target host and payload bytes that have come through by now."""
+        return self._network.host_bytes()
 
 
 def _nobody(member: int) -> None:

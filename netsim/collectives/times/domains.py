@@ -1,0 +1,201 @@
+"""The collectives of a network that are timed in sandboxes, and not on it.
+
+Those that can meet each other on a link are one contention domain (`domain.py`); others are timed by themselves:
+where no link is common to both, or where their regular messages fit into all links at the same time and nobody takes
+part in one before it is through the other. Whatever else starts or changes on a link that they can use brings them on
+the network, as far as they have come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from netsim.collectives.times.domain import Domain
+from netsim.collectives.times.memory import Memory, Recent
+from netsim.collectives.times.opening import Opening, unknown
+from netsim.collectives.times.recurrence import Lines
+from netsim.collectives.times.solvers import ByEvents, Quick
+from netsim.collectives.times.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from netsim.collectives.times.opening import Known
+    from netsim.collectives.times.work import Work
+    from netsim.fluid.network import Network
+
+__all__ = ["Domains"]
+
+# An irregular collective of more messages has too many pairs to look for the links of each.
+_MOST_MESSAGES = 50_000
+# So many messages or fewer are played in less time than it takes to know whether they have been played before.
+_FEW_MESSAGES = 2
+_MOST_KNOWN = 512
+
+
+class _Reach(NamedTuple):
+    """Where messages of a collective can go: pairs of hosts (None: too many), and links, acknowledgements included."""
+
+    pairs: tuple[tuple[int, int], ...] | None
+    links: frozenset[int]
+
+
+class Domains:
+    """One network's collectives that are not on it.
+
+    Attributes:
+        memory: what is known of how collectives go.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.memory = Memory([Quick(network), ByEvents()])
+        self._network = network
+        self._quiet = State(is_kept=True)
+        self._domains: list[Domain] = []
+        self._reach: Recent[_Reach] = Recent(_MOST_KNOWN)
+        # What holds as long as the network's version does:
+        self._conditions: Recent[bytes] = Recent(_MOST_KNOWN)
+        self._fits: Recent[bool] = Recent(_MOST_KNOWN)
+        self._version = -1
+
+    def __len__(self) -> int:
+        return len(self._domains)
+
+    @classmethod
+    def of(cls, network: Network) -> Domains:
+        """Those of a network, the same each time."""
+        if network.elsewhere is None:
+            network.elsewhere = cls(network)
+        assert isinstance(network.elsewhere, cls)
+        return network.elsewhere
+
+    def admit(self, work: Work, host: int) -> Domain | None:
+        """Take in a collective that begins on a host, if it can be kept off the network. Returns where it goes."""
+        network, links = self._network, self._reach_of(work).links
+        if network.may_give_up and not links.isdisjoint(network.dead_links):
+            return None
+        if any(not links.isdisjoint(used) for used in network.links_in_use):
+            return None
+        meeting = [domain for domain in self._domains if not domain.links.isdisjoint(links)]
+        if meeting and self._fit([*(other for domain in self._domains for other in domain.works), work]):
+            meeting = []
+        busy = [domain for domain in self._domains if domain not in meeting and domain.is_busy(host)]
+        if len(meeting) + len(busy) > 1:
+            self._bring_on(meeting + busy)
+            return None
+        if (
+            not meeting
+            and not busy
+            and self.memory.is_in_vain
+            and work.schedule.num_messages <= _FEW_MESSAGES
+        ):
+            self.memory.skip()
+            return None
+        domain = (meeting + busy or [self._new()])[0]
+        domain.links |= links
+        return domain
+
+    def check(self, domain: Domain | None, host: int) -> None:
+        """A member on `host` enters a collective of a domain: both come on if one there is still busy in another."""
+        if any(each is not domain and each.is_busy(host) for each in self._domains):
+            self._bring_on([each for each in self._domains if each is domain or each.is_busy(host)])
+
+    def _new(self) -> Domain:
+        domain = Domain(self._network, self.memory, self._quiet, self._opening, self._domains.remove)
+        self._domains.append(domain)
+        return domain
+
+    def _opening(self, work: Work, known: Known, instant: float) -> Opening:
+        """All that a collective that begins adds to what is known."""
+        pairs = self._reach_of(work).pairs
+        new = unknown(known, work.group, pairs)
+        windows = None if new == [] else self._network.window_states(work.group, new, instant)
+        return Opening(work.schedule, work.hosts, work.group, self._conditions_of(work), windows, pairs)
+
+    # -- what the network is told and tells ----------------------------------------------------------------------
+
+    def before_change(self, links: Iterable[int] | None) -> None:
+        """Something starts or changes on these links (None: on any)."""
+        if self._domains:
+            self._bring_on(
+                [each for each in self._domains if links is None or not each.links.isdisjoint(links)]
+            )
+
+    def come_back(self) -> None:
+        """Be on the network from now on."""
+        self._bring_on(self._domains)
+
+    def host_bytes(self) -> Iterator[tuple[int, int, float]]:
+        """Source host, target host and payload bytes that have come through by now."""
+        for domain in self._domains:
+            yield from domain.host_bytes()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing."""
+        return not self._domains
+
+    def _bring_on(self, domains: list[Domain]) -> None:
+        for domain in list(domains):
+            domain.bring_on()
+
+    # -- what links are like -------------------------------------------------------------------------------------
+
+    def _reach_of(self, work: Work) -> _Reach:
+        """Where messages of a collective and their acknowledgements can go."""
+        key = (work.schedule, work.hosts)
+        reach = self._reach.recall(key)
+        return reach if reach is not None else self._reach.keep(key, self._find_reach(work))
+
+    def _find_reach(self, work: Work) -> _Reach:
+        topology, schedule = self._network.topology, work.schedule
+        members = schedule.regular_pairs
+        if members is None and schedule.num_messages > _MOST_MESSAGES:
+            return _Reach(None, frozenset(range(len(topology.links))))
+        if members is None:
+            members = frozenset((message.src, message.dst) for message in schedule.messages())
+        ways = {(work.hosts[src], work.hosts[dst]) for src, dst in members}
+        both = ways | {(dst, src) for src, dst in ways}
+        links = frozenset(link for src, dst in both for link in topology.route(src, dst))
+        # Those who receive send notes under a rendezvous.
+        return _Reach(tuple(sorted(both if self._network.protocol.rendezvous else ways)), links)
+
+    def _refresh(self) -> None:
+        if self._version != self._network.version:
+            self._version = self._network.version
+            self._conditions.clear()
+            self._fits.clear()
+
+    def _conditions_of(self, work: Work) -> bytes:
+        """What the links of a collective are like at present."""
+        self._refresh()
+        key = (work.schedule, work.hosts)
+        conditions = self._conditions.recall(key)
+        if conditions is None:
+            found = self._network.conditions(sorted(self._reach_of(work).links))
+            conditions = self._conditions.keep(key, found)
+        return conditions
+
+    def _fit(self, works: list[Work]) -> bool:
+        """Whether messages of these collectives cannot meet on any link."""
+        if not self._network.protocol.is_plain or any(work.schedule.regular_pairs is None for work in works):
+            return False
+        self._refresh()
+        key = frozenset((work.schedule, work.hosts) for work in works)
+        known = self._fits.recall(key)
+        return known if known is not None else self._fits.keep(key, self._find_out(works))
+
+    def _find_out(self, works: list[Work]) -> bool:
+        pairs: set[tuple[int, int]] = set()
+        for work in works:
+            regular = work.schedule.regular_pairs
+            if regular is None or not work.are_hosts_apart:
+                return False
+            pairs.update((work.hosts[src], work.hosts[dst]) for src, dst in regular)
+        wires = self._network.wires
+        lines = Lines(wires, range(len(self._network.topology.hosts)))
+        src, dst = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
+        lines.of(src, dst)
+        return lines.fit_at_once(wires.bytes_per_second)
