@@ -245,6 +245,7 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience
                 accuracy=task.accuracy,
                 on_event=tell,
                 trace=folder.path / "trace.json.gz" if trace else None,
+                progress=False,
                 **given,
             )
         except InputError as error:

@@ -148,7 +148,7 @@ def _compare(
     experiment: Experiment, folder: RunFolder, *, resume: bool = False, trace: bool = False
 ) -> list[dict[str, Any]]:
     from exogym_core.app.comparison import compare
-    from exogym_core.app.progress import progress_for
+    from exogym_core.results.progress import progress_for
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         line = f"warning: {visible(message, 500)}"

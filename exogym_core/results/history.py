@@ -7,10 +7,12 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.rounds import Rounds
 from exogym_core.results.target import Judged, reach
+from netsim.files.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +39,7 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-@dataclass
+@dataclass(repr=False)
 class FitResult:
     """All that a run of `fit` tells besides the model.
 
@@ -120,13 +122,46 @@ class FitResult:
     resumed_step: int = 0
     complete: bool = False
 
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name} {text}" for name, text in self._told().items())
+        return f"FitResult({told})"
+
+    def _repr_html_(self) -> str:
+        """The same as a small table, for notebooks."""
+        rows = (
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told().items()
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+    def _told(self) -> dict[str, str]:
+        """What one wants to know first."""
+        state = "" if self.complete else " (stopped)"
+        told = {
+            "strategy": self.strategy or "-",
+            "ranks": str(self.num_nodes),
+            "steps": f"{len(self.history)} of {self.max_steps}{state}",
+        }
+        if self.final_loss is not None:
+            told["final loss"] = f"{self.final_loss:.4g} ({self.judged})"
+        if self.virtual_seconds is not None:
+            told["virtual time"] = format_seconds(self.virtual_seconds)
+        if self.target is not None:
+            told["target"] = f"{self.target_loss:g} {self.target}"
+        return told | {"sent": format_bytes(self.bytes_sent)}
+
     def to_pandas(self) -> Any:
         """`history` as a DataFrame.
 
         Raises:
-            ImportError: pandas is not installed (`pip install 'netgym[pandas]'`).
+            ImportError: pandas is not installed; the line names the extra.
         """
-        return importlib.import_module("pandas").DataFrame(self.history)
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ImportError(
+                "to_pandas: pandas is not installed: run: pip install 'netgym[pandas]'"
+            ) from None
+        return pandas.DataFrame(self.history)
 
 
 class Recorder:

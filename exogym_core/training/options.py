@@ -136,6 +136,11 @@ class RunOptions:
     trace: str | Path | None = option(None)
     accuracy: Callable[[nn.Module, Any], float] | None = option(None)
     on_event: Callable[[Mapping[str, Any]], None] | None = option(None)
+    progress: bool = option(
+        True,
+        check=_truth,
+        about="a bar on a terminal, a line now and then elsewhere, and how it ended, on stderr; False for silence.",
+    )
 
 
 OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(RunOptions)}

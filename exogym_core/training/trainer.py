@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from exogym_core.checkpoints.resumption import begin_checkpoints, find_resumed
 from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.results.history import FitResult, Recorder
 from exogym_core.results.loggers import make_loggers
+from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
@@ -217,7 +219,10 @@ class Trainer:
             target_loss=request.target_loss,
             judged=request.strategy.judged,
         )
-        _run(program, result)
+        label, steps = request.run_name or result.strategy, result.max_steps
+        is_shown = request.progress and not torchrun_rank()
+        with shown(label, steps, result) if is_shown else nullcontext() as show:
+            _run(program, result, [] if show is None else [show])
         model = copy.deepcopy(self.model)
         load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]
@@ -237,8 +242,8 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
     return of_fit if of_fit is not None else of_trainer
 
 
-def _run(program: Program, result: FitResult) -> None:
-    """Run all ranks and fill `result`."""
+def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[str, Any]], None]]) -> None:
+    """Run all ranks and fill `result`; listeners are told of rows, besides those that the request names."""
     resumed = find_resumed(program)
     program.prepare()
     request = program.request
@@ -249,7 +254,7 @@ def _run(program: Program, result: FitResult) -> None:
     result.compute = program.compute.to_mapping() if program.compute is not None else None
     started_rank = torchrun_rank() if request.is_joining else None
     loggers = make_loggers(request, program.model, program.checkpoints.home) if not started_rank else []
-    listeners: list[Callable[[Mapping[str, Any]], None]] = [logger.event for logger in loggers]
+    listeners += [logger.event for logger in loggers]
     if request.on_event is not None:
         listeners.append(request.on_event)
     recorder = Recorder(result, request.topology is not None, listeners)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -12,14 +14,13 @@ from exogym_core.names import visible
 from netsim.files.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from rich.console import Console
     from rich.progress import TaskID
 
     from exogym_core.results.history import FitResult
 
-__all__ = ["LiveProgress", "PlainProgress", "progress_for"]
+__all__ = ["LiveProgress", "PlainProgress", "progress_for", "shown"]
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_FIRST_LINE = 1.0
@@ -42,6 +43,11 @@ def _ended(label: str, result: FitResult) -> str:
     if result.first_non_finite_step is not None:
         words.append(f"loss not finite from step {result.first_non_finite_step}")
     return f"{visible(label, 40)} {'done' if result.complete else 'stopped'}: {', '.join(words)}"
+
+
+def _begun(label: str, position: int, num_strategies: int, num_steps: int) -> str:
+    which = f" ({position} of {num_strategies})" if num_strategies > 1 else ""
+    return f"{label}{which}: {num_steps} steps"
 
 
 class PlainProgress:
@@ -69,7 +75,7 @@ class PlainProgress:
         self._label, self._num_steps = visible(label, 40), num_steps
         self._last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
         self._first = None
-        line = f"{self._label} ({position} of {num_strategies}): {num_steps} steps"
+        line = _begun(self._label, position, num_strategies, num_steps)
         self._write(line)
         self._log(line)
 
@@ -128,7 +134,7 @@ class LiveProgress:
         """Add a bar."""
         self._label = visible(label, _NAME_WIDTH)
         self._task = self._progress.add_task(self._label.ljust(14), total=num_steps, told="starting")
-        self._log(f"{self._label} ({position} of {num_strategies}): {num_steps} steps")
+        self._log(_begun(self._label, position, num_strategies, num_steps))
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Move it."""
@@ -149,3 +155,14 @@ def progress_for(console: Console, log: Callable[[str], None]) -> LiveProgress |
     if console.is_terminal:
         return LiveProgress(console, log)
     return PlainProgress(lambda line: console.print(Text(line), soft_wrap=True), log)
+
+
+@contextmanager
+def shown(label: str, num_steps: int, result: FitResult) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Show one run on stderr while the block runs, and how it ended; gives what is to be told of its rows."""
+    with progress_for(Console(stderr=True), lambda line: None) as progress:
+        progress.begin(label, 1, 1, num_steps)
+        try:
+            yield progress.event
+        finally:
+            progress.end(result)

@@ -1,0 +1,61 @@
+"""What a person sees of a run started from Python: while it goes on, how it ended, and the result itself."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import FitResult, Trainer
+from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.tasks import build_model
+from netsim.files.errors import InputError
+
+
+def fit(**options):
+    inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+    model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
+    arguments = {"num_nodes": 2, "max_steps": 4, "batch_size": 4, "device": "cpu", "topology": "lan"}
+    return Trainer(model, data, data).fit(strategy=DiLoCoStrategy(H=2), **{**arguments, **options}).fit_result
+
+
+def test_a_run_says_that_it_begins_and_how_it_ended(capsys):
+    """`fit` was mute from beginning to end."""
+    result = fit(compute=0.1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    begun, *_, ended = err.splitlines()
+    assert begun == "DiLoCoStrategy: 4 steps"
+    assert ended.startswith(
+        f"DiLoCoStrategy done: step 4 of 4, final loss {result.final_loss:.4f}, virtual time"
+    )
+
+
+def test_silence_can_be_had(capsys):
+    fit(progress=False)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(InputError, match="fit: progress is 3; give True or False"):
+        fit(progress=3)
+
+
+def test_a_result_is_told_in_a_line_however_long_the_run():
+    """500 steps were 125,208 characters."""
+    result = fit(compute=0.1, target_loss=2.0, progress=False)
+    text = repr(result)
+    assert text.startswith("FitResult(strategy DiLoCoStrategy, ranks 2, steps 4 of 4, final loss ")
+    assert "(outer), virtual time " in text
+    assert "target 2 touched" in text
+    result.history *= 1000
+    assert len(repr(result)) < 250
+    html = result._repr_html_()
+    assert html.startswith("<table><tr><th>strategy</th><td>DiLoCoStrategy</td>")
+    assert "&lt;" in FitResult(strategy="<b>")._repr_html_()
+
+
+def test_what_is_missing_for_a_table_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pandas is not installed: run: pip install 'netgym\[pandas\]'"):
+        FitResult().to_pandas()
