@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import random
@@ -521,3 +522,25 @@ def test_a_past_is_played_before_what_ranks_do() -> None:
     assert again.results == whole.rank_virtual_seconds
     assert again.rows == whole.rows
     assert again.exposed_seconds == whole.exposed_seconds
+
+
+def test_a_log_is_appended_and_holds_little_in_memory(tmp_path: Path) -> None:
+    """It was kept whole in memory, 747 bytes a rank and step, and written whole at every checkpoint."""
+    log = LogWriter(tmp_path, [], [0])
+    sizes, contents = [], []
+    for step in range(3):
+        for number in range(20_000):
+            log.add(0, Mark({"step": step, "loss": number / 7}))
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        (part,) = log.link_into(folder, step, [log.length(0)])
+        sizes.append(sum(map(len, log._lines)))
+        contents.append((folder / part.name).read_bytes()[: part.num_bytes])
+    log.close()
+    assert sizes == [0, 0, 0]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(contents))
+    assert (tmp_path / "0" / part.name).stat().st_ino == (tmp_path / "2" / part.name).stat().st_ino
+    for number in range(40_000):
+        log.add(0, Mark({"step": 3, "loss": number / 7}))
+        assert log._num_characters <= 1 << 21
+    log.close()
