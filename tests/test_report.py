@@ -190,7 +190,7 @@ class TestVerdict:
         results = Results.load(run_folder(tmp_path, entries, target_loss=0.7))
         decision = verdict(results)
         assert decision.winner == "AllReduce"
-        assert " DiLoCo touched loss 0.7 after 50 s but did not hold it." in decision.text
+        assert " DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
         assert table_cells(results)[1][1] == "not held"
 
     def test_nobody_holds_what_one_touched(self, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ class TestVerdict:
         entries[0] |= {"target": "missed", "virtual_seconds_to_target": None}
         decision = verdict(Results.load(run_folder(tmp_path, entries, target_loss=0.7)))
         assert decision.winner is None
-        assert "DiLoCo touched loss 0.7 after 50 s but did not hold it." in decision.text
+        assert "DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
 
     def test_who_failed_is_told_and_does_not_compete(self, tmp_path: Path) -> None:
         entries = [*two(), entry("DeMo", failed=True, error="rank 1: boom.", virtual_seconds_to_target=1.0)]

@@ -77,7 +77,7 @@ class Workers(Schema):
 
 
 class Evaluate(Schema):
-    """Evaluation of the local and of the averaged model, off the clock.
+    """Evaluation of the local, the mean and the judged model, off the clock.
 
     Attributes:
         every: steps between two evaluations.
@@ -123,7 +123,7 @@ class Settings(Schema):
         minibatch_size: samples of one backward pass; None: the whole batch; `auto`: as there is memory for.
         shuffle: a new order in each epoch.
         autocast: compute in half precision: `bf16` (or true), or `fp16` with a scaled loss.
-        target_loss: of the averaged model; how soon it is reached is the comparison.
+        target_loss: of the judged model; how soon it is reached is the comparison.
         checkpoint: None: no checkpoints.
         seed: of everything random.
         seeds: a number of them, counted up from `seed`, or a list; None: `seed` alone. In the resolved form a list.

@@ -75,7 +75,7 @@ class Sampler:
 
     @classmethod
     def of_run(cls, path: str | Path, strategy: str | None = None, *, trust: bool = False) -> Sampler:
-        """The averaged model of a run's strategy.
+        """The judged model of a run's strategy.
 
         Args:
             path: a run folder, or one of the files in its `models/`.

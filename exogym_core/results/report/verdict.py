@@ -153,7 +153,7 @@ def _time(contest: _Contest, strategy: StrategyResult) -> str:
     """When it reached the target, on what grid it was looked at."""
     seconds, deviation = mean_and_deviation([_held_at(run) for run in contest.runs(strategy)])
     assert seconds is not None
-    spread = f" \N{PLUS-MINUS SIGN} {format_seconds(deviation)}" if deviation is not None else ""
+    spread = f" \N{PLUS-MINUS SIGN} {format_seconds(deviation)}" if deviation else ""
     return f"{format_seconds(seconds)}{spread} of virtual time{_interval(contest.results)}"
 
 
@@ -183,7 +183,7 @@ def _range(contest: _Contest, baseline: StrategyResult, winner: StrategyResult) 
     """The least and the largest lead, seed by seed."""
     pairs = zip(contest.runs(baseline), contest.runs(winner), strict=True)
     leads = sorted((_held_at(one) or 0.0) / (_held_at(other) or 1.0) for one, other in pairs)
-    return "" if len(leads) < 2 else f"; by seed {ratio(leads[0], 1.0)} to {ratio(leads[-1], 1.0)}"
+    return "" if leads[0] == leads[-1] else f"; by seed {ratio(leads[0], 1.0)} to {ratio(leads[-1], 1.0)}"
 
 
 def _times(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
@@ -221,7 +221,7 @@ def _reaches(contest: _Contest, strategy: StrategyResult) -> str:
     if touched:
         of_seeds = f" with {touched} of {num_seeds} seeds" if num_seeds > 1 else ""
         first = _first_touch(contest, strategy)
-        parts.append(f"touched {goal}{first}{of_seeds} but did not hold it")
+        parts.append(f"touched {goal}{first}{of_seeds} but was not seen to hold it")
     return " and ".join(parts)
 
 
