@@ -39,6 +39,7 @@ class CollectiveTimes:
         bound_seconds: the least that any algorithm could take on this network.
         repeat_seconds: of each repetition.
         window_limit: where a sender's window limits it, and what would help; None where links do.
+        dollars: what its traffic costs, by the links' `egress`, in the last repetition.
     """
 
     seconds: float
@@ -48,6 +49,7 @@ class CollectiveTimes:
     bound_seconds: float
     repeat_seconds: list[float]
     window_limit: WindowLimit | None = None
+    dollars: float = 0.0
     schedule: Schedule = field(repr=False, default=None)  # type: ignore[assignment]
     timing: Timing = field(repr=False, default=None)  # type: ignore[assignment]
 
@@ -122,6 +124,7 @@ def collective(
         bound_seconds=lower_bound_seconds(made, hosts, net),
         repeat_seconds=timing.seconds,
         window_limit=window_limit(net, parsed, _messages(made, hosts)),
+        dollars=net.egress_dollars(timing.link_bytes),
         schedule=made,
         timing=timing,
     )

@@ -306,3 +306,16 @@ def test_a_file_without_scales_says_so(write: Any) -> None:
     path = write(SMALL)
     with pytest.raises(InputError, match=f"--scale tiny: {path} has no 'scales'; leave --scale out"):
         Experiment.load(path, scale="tiny")
+
+
+def test_a_mistake_in_an_inlined_topology_is_told_at_its_own_line(write: Any) -> None:
+    """Not at the line of `topology:`, which may be far above."""
+    link = "    - between: [a, b]\n      bandwidth: 300 MB/s\n      latency: 1 ms"
+    inlined = f"topology:\n  hosts: [a, b]\n  links:\n{link}"
+    path = write(SMALL.replace("topology: two-datacenters", inlined))
+    wrong = 1 + path.read_text().splitlines().index("      bandwidth: 300 MB/s")
+    with pytest.raises(InputError) as caught:
+        Experiment.load(path)
+    assert str(caught.value).startswith(
+        f"{path}:{wrong}: topology: links[0].bandwidth: '300 MB/s' is in bytes"
+    )

@@ -14,9 +14,15 @@ SHIPPED = sorted(shipped_topologies())
 
 def test_the_promised_ones_ship() -> None:
     assert {
+        "aws-12-regions-64-streams",
+        "aws-12-regions-single-stream",
         "cluster",
+        "gcp-10-regions",
         "home-broadband",
+        "home-tiers",
         "intellect-1",
+        "intellect-1-usa",
+        "intellect-1-usa-eu",
         "lan",
         "opendiloco-4-sites",
         "two-datacenters",

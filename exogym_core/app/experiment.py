@@ -501,9 +501,7 @@ def _load_topology(settings: Settings, document: Document, folder: Path) -> Topo
     if isinstance(given, str):
         beside = folder / given
         return _at(document, ("topology",), Topology.load, beside if beside.is_file() else given)  # type: ignore[no-any-return]
-    line = document.line_of(("topology",))
-    place = document.where if line is None else f"{document.where}:{line}"
-    return Topology.from_mapping(given, f"{place}: topology")
+    return Topology.from_document(document.part(("topology",)))
 
 
 def _parse_compute(settings: Settings, document: Document) -> Compute:

@@ -29,11 +29,11 @@ class _Overridden(Document):
         told: list[InputError] = []
         in_file: list[Problem] = []
         for problem in problems:
-            flag = self._flag_of(problem.path)
+            flag = self._flag_of((*self.inside, *problem.path))
             if flag is None:
                 in_file.append(problem)
             else:
-                told.append(Document(flag, self.data).errors([problem]))
+                told.append(Document(flag, self.data, inside=self.inside).errors([problem]))
         if in_file:
             told.append(super().errors(in_file))
         kind = UnknownNameError if isinstance(told[0], UnknownNameError) else InputError
@@ -81,7 +81,7 @@ def apply_overrides(
         data[name] = given
         told = ",".join(map(str, given)) if isinstance(given, list) else given
         flags[(name,)] = f"--{name} {told}"
-    return _Overridden(document.where, data, lines, flags)
+    return _Overridden(document.where, data, lines, flags=flags)
 
 
 def _apply_scale(document: Document, data: dict[str, Any], lines: dict[KeyPath, int], scale: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -76,12 +76,14 @@ _UNREADABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 class Document:
     """Plain data (dict, list, str, int, float, bool, None) and where each of its keys was written.
 
-    `where` names the file, or for data that come from Python says so; then there are no lines.
+    `where` names the file, or for data that come from Python says so; then there are no lines. `inside` is the key
+    under which it all stands, for a part of a file.
     """
 
     where: str
     data: object
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+    inside: KeyPath = ()
 
     def line_of(self, path: Sequence[str | int]) -> int | None:
         """The line (from 1) of a key path such as ("links", 0, "latency"), or of its nearest known parent."""
@@ -90,6 +92,14 @@ class Document:
             if line is not None:
                 return line
         return None
+
+    def part(self, path: KeyPath) -> Document:
+        """What stands under one key, as a document of its own whose mistakes are told by file, line and whole key."""
+        data: Any = self.data
+        for key in path:
+            data = data[key]
+        lines = {place[len(path) :]: line for place, line in self.lines.items() if place[: len(path)] == path}
+        return replace(self, data=data, lines=lines, inside=(*self.inside, *path))
 
     def error(self, path: Sequence[str | int], message: str | InputError) -> InputError:
         """An error about one key, to be raised: `FILE:LINE: KEY: message`; an UnknownNameError stays one."""
@@ -109,6 +119,8 @@ class Document:
         line = self.line_of(problem.path)
         place = self.where if line is None else f"{self.where}:{line}"
         key = key_text(problem.path)
+        if self.inside:
+            place = f"{place}: {key_text(self.inside)}"
         return f"{place}: {key}: {problem.message}" if key else f"{place}: {problem.message}"
 
 

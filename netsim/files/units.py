@@ -23,12 +23,14 @@ __all__ = [
     "format_seconds",
     "parse_bits_per_second",
     "parse_bytes",
+    "parse_dollars_per_byte",
     "parse_fraction",
     "parse_seconds",
     "shown",
 ]
 
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)[ ]?([A-Za-z/%]*)")
+_PRICE = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?)[ ]?\$/([A-Za-z]+)")
 _LONGEST_TEXT = 64  # characters; keeps hostile digits out of the arithmetic
 _LARGEST_BYTES = 2**63 - 1
 
@@ -129,6 +131,22 @@ def parse_fraction(value: object) -> float:
     return float(fraction)
 
 
+def parse_dollars_per_byte(value: object) -> float:
+    """A price of traffic in dollars per byte, from text such as "0.02 $/GB" (GB = 1e9 bytes; also $/MB, $/TB, $/GiB).
+
+    Raises InputError for anything else, and for what is negative or not finite.
+
+    >>> parse_dollars_per_byte("0.02 $/GB"), parse_dollars_per_byte("90 $/TB")
+    (2e-11, 9e-11)
+    """
+    match = (
+        _PRICE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= _LONGEST_TEXT else None
+    )
+    if match is None or match.group(2) not in _SIZE.units or not math.isfinite(float(match.group(1))):
+        raise InputError(f"expected a price such as '0.02 $/GB', got {shown(value)}")
+    return float(Decimal(match.group(1)) / _SIZE.units[match.group(2)])
+
+
 def format_bits_per_second(bits_per_second: float) -> str:
     """A rate with the SI prefix that suits it.
 
@@ -206,6 +224,7 @@ def _parse(value: object, kind: _Kind) -> Decimal:
     if not unit:
         raise InputError(f"{expected}, got the bare number {number}: add its unit")
     if unit not in kind.units:
+        _refuse_bytes_per_second(number, unit, value, kind)
         raise InputError(_unknown_unit(unit, value, kind))
     quantity = Decimal(number) * kind.units[unit]
     if quantity < 0:
@@ -213,6 +232,16 @@ def _parse(value: object, kind: _Kind) -> Decimal:
     if not math.isfinite(float(quantity)):
         raise InputError(f"{expected}, got {shown(value)}, which is too large")
     return abs(quantity)  # no negative zero
+
+
+def _refuse_bytes_per_second(number: str, unit: str, value: str, kind: _Kind) -> None:
+    """Bytes where bits are due look alike and differ by 8: say the rate that is meant."""
+    size = unit.removesuffix("/s").removesuffix("ps")
+    if kind is _RATE and size != unit and size in _SIZE.units:
+        bits = format_bits_per_second(float(Decimal(number) * _SIZE.units[size] * 8))
+        raise InputError(
+            f"{shown(value)} is in bytes, and rates are in bits: write '{bits}' if bytes are meant"
+        )
 
 
 def _unknown_unit(unit: str, value: str, kind: _Kind) -> str:

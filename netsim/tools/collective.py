@@ -130,6 +130,7 @@ def _as_mapping(topology: Topology, protocol: Protocol, times: CollectiveTimes) 
         "link_bytes": times.link_bytes,
         "background_link_bytes": _named(topology, times.timing.background_link_bytes),
         "lower_bound_seconds": times.bound_seconds,
+        "dollars": times.dollars,
         "window_limit": asdict(limit) if limit is not None else None,
     }
 
@@ -150,6 +151,8 @@ def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times
         lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
     if times.window_limit is not None:
         lines.append(str(times.window_limit))
+    if times.dollars:
+        lines.append(f"its traffic costs {times.dollars:.4g} $")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 

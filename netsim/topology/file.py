@@ -50,6 +50,7 @@ class _Pipe:
     up: float
     down: float
     quality: tuple[float, float, int | None]  # latency in seconds, loss, packets that the queue holds
+    dollars_per_byte: float = 0.0
 
 
 @dataclass
@@ -189,7 +190,7 @@ class _Builder:
             self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
             return None
         seen[one, other] = path
-        return _Pipe(one, other, *entry.rates, entry.quality)
+        return _Pipe(one, other, *entry.rates, entry.quality, entry.egress)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
         """Whether all names given (at their key paths) are known; the others become problems."""
@@ -303,8 +304,8 @@ def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
     ways: list[tuple[int, int, Any]] = []
     for pipe in pipes:
         one, other = rank[pipe.source], rank[pipe.target]
-        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *pipe.quality)))
-        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *pipe.quality)))
+        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *pipe.quality, pipe.dollars_per_byte)))
+        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *pipe.quality, pipe.dollars_per_byte)))
     ways.sort()  # no two have the same ends
     return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
 

@@ -51,6 +51,7 @@ class Link:
     latency_seconds: float
     loss: float
     queue_packets: int | None = None  # None: as the protocol says
+    dollars_per_byte: float = 0.0  # what whoever sends over it pays
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:

@@ -49,7 +49,12 @@ def _pairs(links: Sequence[Link]) -> list[tuple[Link, int]]:
 
 
 def _pipe(link: Link, back: Link) -> dict[str, Any]:
-    return {"between": [link.source, link.target], **_rates("bandwidth", link, back), **_quality(link)}
+    return {
+        "between": [link.source, link.target],
+        **_rates("bandwidth", link, back),
+        **_quality(link),
+        **_given(egress=_price(link.dollars_per_byte)),
+    }
 
 
 def _rates(both: str, link: Link, back: Link) -> dict[str, Any]:
@@ -177,6 +182,11 @@ def _rate(bits_per_second: float | None) -> str | None:
 
 def _time(seconds: float | None) -> str | None:
     return None if seconds is None else f"{_digits(seconds)} s"
+
+
+def _price(dollars_per_byte: float) -> str | None:
+    """In dollars per byte, whose digits read back exactly; None where nothing is paid."""
+    return f"{dollars_per_byte!r} $/B" if dollars_per_byte else None
 
 
 def _percentage(fraction: float | None) -> str | None:

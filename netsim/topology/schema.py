@@ -14,7 +14,14 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from netsim.files.documents import Schema
 from netsim.files.errors import InputError
-from netsim.files.units import parse_bits_per_second, parse_bytes, parse_fraction, parse_seconds, shown
+from netsim.files.units import (
+    parse_bits_per_second,
+    parse_bytes,
+    parse_dollars_per_byte,
+    parse_fraction,
+    parse_seconds,
+    shown,
+)
 
 __all__ = [
     "MAX_EVENTS",
@@ -128,6 +135,13 @@ Duration: TypeAlias = Annotated[float, BeforeValidator(_duration), _TIME_SCHEMA]
 Interval: TypeAlias = Annotated[float, BeforeValidator(_interval), _TIME_SCHEMA]
 Loss: TypeAlias = Annotated[float, BeforeValidator(_loss), _quantity("0.01 %", "%")]
 Share: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), _quantity("50 %", "%")]
+Price: TypeAlias = Annotated[
+    float,
+    BeforeValidator(parse_dollars_per_byte),
+    WithJsonSchema(
+        {"type": "string", "examples": ["0.02 $/GB"], "pattern": r"^[0-9.eE+-]+ ?\$/([kMGT]i?)?B$"}
+    ),
+]
 Bytes: TypeAlias = Annotated[int, BeforeValidator(parse_bytes), _quantity("4 MiB", "([kMGT]i?)?B")]
 Packets: TypeAlias = Annotated[int, BeforeValidator(_packets), Field(json_schema_extra={"minimum": 1})]
 Ends: TypeAlias = Annotated[list[Name], Field(min_length=2, max_length=2)]
@@ -168,6 +182,7 @@ class LinkEntry(_Pipe):
 
     between: Ends
     bandwidth: Rate | None = None
+    egress: Price = 0.0
 
     @model_validator(mode="after")
     def _complete(self) -> LinkEntry:

@@ -80,6 +80,11 @@ class Topology:
         return cls._from_document(Document(where, data), "topology", Path())
 
     @classmethod
+    def from_document(cls, document: Document) -> Topology:
+        """A topology from a document that was read already, such as a part of another file."""
+        return cls._from_document(document, "topology", Path())
+
+    @classmethod
     def _from_document(cls, document: Document, name: str, folder: Path) -> Topology:
         parts = read_parts(document, folder)
         return cls(
@@ -131,6 +136,21 @@ class Topology:
     def loss(self) -> _FloatArray:
         """Share of packets that each link loses; read-only."""
         return _frozen([link.loss for link in self.links])
+
+    def egress_dollars(self, link_bytes: Sequence[float]) -> float:
+        """What it costs to have so many bytes cross each link, by link index (`egress` of the file's links).
+
+        >>> link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "egress": "0.02 $/GB"}
+        >>> pair = {"hosts": ["a", "b"], "links": [link]}
+        >>> Topology.from_mapping(pair).egress_dollars([125e9, 0])
+        2.5
+        """
+        if len(link_bytes) != len(self.links):
+            raise InputError(
+                f"egress_dollars: {len(link_bytes)} numbers for {len(self.links)} links; give one each"
+            )
+        costs = zip(self.links, link_bytes, strict=True)
+        return math.fsum(link.dollars_per_byte * num_bytes for link, num_bytes in costs)
 
     def region_of(self, host: int) -> str:
         """The region of a host; the host's own name where it is in none."""
