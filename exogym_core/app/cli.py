@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from exogym_core.app.launch import command as launch
-from exogym_core.app.plan_commands import plan, reproduce
+from exogym_core.app.plan_commands import advise, plan, reproduce
 from exogym_core.app.runs import resume_run, show_report, stdout, train
 from exogym_core.names import visible, visible_text
 from netsim.files.errors import InputError, NetsimError, unknown_name
@@ -309,6 +309,7 @@ def _build_shipped(experiment: Experiment) -> str:
 
 
 cli.add_command(plan)
+cli.add_command(advise)
 cli.add_command(launch)
 cli.add_command(reproduce)
 

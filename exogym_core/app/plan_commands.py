@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from exogym_core.app.planned import Request
 
-__all__ = ["plan", "reproduce"]
+__all__ = ["advise", "plan", "reproduce"]
 
 
 def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -158,3 +158,50 @@ def _cell_line(cell: dict[str, Any]) -> str:
         return line if "published" not in cell else f"{line}  (printed {cell['published']:g})"
     figures = f"published {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
     return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"
+
+
+@click.command()
+@click.argument("topology")
+@_options(
+    click.option("--model", metavar="NAME", required=True, help="As netgym plan has it."),
+    click.option("--tokens", metavar="NUMBER", required=True, help="The budget, such as 200B."),
+    click.option("--workers", type=click.IntRange(2), help="How many [one a host]."),
+    click.option(
+        "--runs", metavar="DIR", help="A run of yours: its strategies' steps to a loss are applied."
+    ),
+    *_WHERE,
+)
+def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None:
+    """Search strategies, rounds, codecs, streams, sites and the ring's order for the soonest way to a budget."""
+    from exogym_core.app.planned import request_of
+    from exogym_core.app.step_ratios import step_ratios
+    from exogym_core.planning.advise import advise as advised
+
+    request = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words)
+    told = advised(request.setting(), step_ratios(runs) if runs is not None else None)
+    if as_json:
+        return click.echo(json.dumps(told, indent=2, allow_nan=False))
+    for place, row in enumerate(told["ranked"], 1):
+        click.echo(f"{place:>3} {'*' if row['pareto'] else ' '} {_advice_line(row)}")
+    ring = told["ring"]
+    click.echo(
+        f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
+    )
+    click.echo(
+        f"  {ring['seconds']:.4g} s an all-reduce in fp32, {ring['natural_seconds']:.4g} s in natural order; no "
+        f"algorithm is below {ring['bound_seconds']:.4g} s"
+    )
+    click.echo("*: nothing else is both sooner and cheaper. Not known:")
+    for line in told["unknown"]:
+        click.echo(f"  {line}")
+    return None
+
+
+def _advice_line(row: dict[str, Any]) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
+    name = f"{row['strategy']}({options})" + (f", {row['streams']} streams" if row["streams"] else "")
+    name += f", without {row['left_out']}" if row["left_out"] else ""
+    money = (
+        f"{row['worker_hours']:,.0f} worker hours" if row["cost"] is None else f"{row['cost']:,.0f} dollars"
+    )
+    return f"{name:<50} {row['days']:>9,.1f} days  {row['compute_utilisation']:>6.1%} computing  {money}"

@@ -1,0 +1,159 @@
+"""Advice: which strategy with which settings gets a budget of tokens through first, and for what money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.planning.measure import Plan, Setting, measure
+from exogym_core.planning.networks import without_site
+from exogym_core.planning.ring_order import ring_orders
+from exogym_core.strategy import STRATEGIES, build_strategy
+from netsim.topology.protocol import Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["CANDIDATES", "Ratio", "advise"]
+
+_STREAMS = (8, 64)
+_REFINED = 3  # of the fastest candidates, how many are tried with more streams
+
+#: Strategies and options that are tried; those that are not here yet are left out.
+CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("AllReduce", {}),
+    ("AllReduce", {"codec": "bf16"}),
+    ("DiLoCo", {"H": 30}),
+    ("DiLoCo", {"H": 100}),
+    ("DiLoCo", {"H": 500}),
+    ("DiLoCo", {"H": 30, "codec": "int8"}),
+    ("DiLoCo", {"H": 100, "codec": "int8"}),
+    ("DiLoCo", {"H": 500, "codec": "int8"}),
+    ("StreamingDiLoCo", {"H": 100}),
+    ("StreamingDiLoCo", {"H": 100, "codec": "int8"}),
+    ("SparseLoCo", {"H": 30}),
+    ("DeMo", {}),
+)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the steps of the best a strategy needed to a loss, in runs of the user's.
+
+    Attributes:
+        mean, low, high: of the ratio; low and high over the runs' seeds, alike where there was one.
+        source: which runs, and which loss.
+    """
+
+    mean: float
+    low: float
+    high: float
+    source: str
+
+
+def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[str, Any]:
+    """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
+
+    Args:
+        setting: with `tokens`.
+        ratios: steps to the same loss by strategy; their days are multiplied with the mean.
+
+    Returns:
+        `ranked` (mappings of plans with `options`, `streams`, `left_out`, `worker_hours`, `days_low`, `days_high` and
+        `pareto`), `ring`, and `unknown`: what the ranking does not know.
+    """
+    rows = [_row(name, options, setting) for name, options in _known()]
+    rows.sort(key=lambda row: row["days"])
+    protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
+    if Protocol.parse(protocol).has_windows:
+        mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
+        rows += [
+            {**_row(row["strategy"], row["options"], faster), "streams": streams}
+            for row in rows[:_REFINED]
+            for streams in _STREAMS
+            for faster in [replace(setting, protocol={**mapping, "streams": streams})]
+        ]
+    best = min(rows, key=lambda row: row["days"])
+    rows += _smaller(best, setting)
+    for row in rows:
+        ratio = (ratios or {}).get(row["strategy"])
+        low, mean, high = (ratio.low, ratio.mean, ratio.high) if ratio else (1.0, 1.0, 1.0)
+        days = row["days"]
+        row |= {"days": days * mean, "days_low": days * low, "days_high": days * high}
+        row["worker_hours"] *= mean
+        row["cost"] = None if row["cost"] is None else row["cost"] * mean
+        row["steps_ratio"] = vars(ratio) if ratio else None
+    rows.sort(key=lambda row: row["days"])
+    _mark_front(rows)
+    payload = 4 * setting.model.num_parameters
+    return {
+        "ranked": rows,
+        "ring": ring_orders(setting.topology, payload, setting.protocol),
+        "unknown": _unknown(rows, ratios),
+    }
+
+
+def _known() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, options in CANDIDATES:
+        if name in STRATEGIES:
+            yield name, options
+
+
+def _row(name: str, options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    made: Plan = measure(build_strategy(name, **options), setting, name)
+    days = made.days or 0.0
+    return {
+        **made.to_mapping(),
+        "options": dict(options),
+        "streams": None,
+        "left_out": None,
+        "workers": setting.num_ranks,
+        "worker_hours": days * 24 * setting.num_ranks,
+    }
+
+
+def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
+    """The best with each site left out, if every worker has a host of its own."""
+    topology = setting.topology
+    hosts = topology.place(setting.num_ranks, setting.placement)
+    sites = list(dict.fromkeys(topology.region_of(host) for host in hosts))
+    if len(set(hosts)) < len(hosts) or len(sites) < 3:
+        return []
+    rows = []
+    for site in sites:
+        outside = set(without_site(topology, site))
+        kept = [topology.hosts[host].name for host in hosts if topology.hosts[host].name in outside]
+        smaller = replace(setting, num_ranks=len(kept), placement=kept)
+        if best["streams"]:
+            protocol = setting.protocol if setting.protocol is not None else topology.protocol
+            mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
+            smaller = replace(smaller, protocol={**mapping, "streams": best["streams"]})
+        made = _row(best["strategy"], best["options"], smaller)
+        rows.append({**made, "streams": best["streams"], "left_out": site})
+    return rows
+
+
+def _mark_front(rows: Sequence[dict[str, Any]]) -> None:
+    """Mark what no other row beats in both days and money (worker hours where no price is known)."""
+    cheapest = float("inf")
+    for row in rows:  # by days
+        money = row["cost"] if row["cost"] is not None else row["worker_hours"]
+        row["pareto"] = money < cheapest
+        cheapest = min(cheapest, money)
+
+
+def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
+    told = [
+        "the loss at this scale: strategies are ranked by time to the same number of tokens, as if each needed as "
+        "many steps to a loss",
+        "what lost workers, weather and other people's traffic cost, unless the topology has them",
+    ]
+    for name, ratio in (ratios or {}).items():
+        told.append(
+            f"{name}: {ratio.mean:.2f} times the steps ({ratio.low:.2f} to {ratio.high:.2f}) by {ratio.source}; "
+            "measured on a small model, and applied as it is"
+        )
+    missing = sorted({row["strategy"] for row in rows} - set(ratios or {})) if ratios else []
+    if missing:
+        told.append(f"no ratio of steps for {', '.join(missing)}: taken as 1")
+    return told

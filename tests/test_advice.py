@@ -1,0 +1,81 @@
+"""Advice: a ranking by simulated time, the order of a ring, and steps from runs of the user's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exogym_core.app.cli import main
+from exogym_core.planning.ring_order import EXACT_SITES, best_cycle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def cost(cycle: list[int], seconds: list[list[float]]) -> float:
+    return max(seconds[a][b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+
+
+@given(
+    st.integers(3, 6).flatmap(
+        lambda n: st.lists(st.lists(st.floats(0, 9), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
+def test_no_order_of_few_sites_is_better(seconds: list[list[float]]) -> None:
+    """Beside all orders there are."""
+    number = len(seconds)
+    least = min(cost([0, *rest], seconds) for rest in itertools.permutations(range(1, number)))
+    found = best_cycle(seconds)
+    assert sorted(found) == list(range(number))
+    assert cost(found, seconds) == least
+
+
+def test_many_sites_on_a_circle_are_visited_around() -> None:
+    """Beyond the exact search, exchanges find the circle."""
+    number = EXACT_SITES + 4
+    places = [(5 * i) % number for i in range(number)]
+    seconds = [[float(min(abs(a - b), number - abs(a - b))) for b in places] for a in places]
+    assert cost(best_cycle(seconds), seconds) <= 2
+
+
+def test_advice_ranks_and_says_what_it_does_not_know(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranked by days; a front of days against money; leaving a site out is among the rows."""
+    chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    words = "advise wan-4-regions --model llama-2m --sequence 64 --tokens 1B --workers 4 --json"
+    assert main(words.split()) == 0
+    told = json.loads(capsys.readouterr().out)
+    days = [row["days"] for row in told["ranked"]]
+    assert days == sorted(days)
+    assert told["ranked"][0]["strategy"] == "DiLoCo"
+    assert told["ranked"][0]["pareto"]
+    assert {row["left_out"] for row in told["ranked"]} == {None, "us-east", "us-west", "eu", "asia"}
+    assert told["ring"]["bound_seconds"] <= told["ring"]["seconds"] <= told["ring"]["natural_seconds"]
+    assert any("loss at this scale" in line for line in told["unknown"])
+
+
+def test_steps_of_own_runs_are_applied_and_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strategy that needed more steps in a small run gets more days, and the run is named."""
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 10})))
+    experiment = tmp_path / "small.yaml"
+    experiment.write_text(
+        "task: digits\nworkers: {count: 2}\ntopology: lan\ncompute: 10 ms\nsteps: 20\n"
+        "evaluate: {every: 5, samples: 100}\nstrategies: [AllReduce, {name: DiLoCo, H: 10}]\n"
+    )
+    assert main(["compare", str(experiment), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    words = "advise wan-4-regions --model llama-2m --sequence 64 --tokens 1B --workers 2 --json --runs"
+    assert main([*words.split(), str(tmp_path / "run")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    ratios = {row["strategy"]: row["steps_ratio"]["mean"] for row in told["ranked"]}
+    assert min(ratios.values()) == pytest.approx(1.0)
+    assert any(str(tmp_path) in line for line in told["unknown"])
