@@ -28,6 +28,9 @@ class Collecting:
     Args:
         comm: of all ranks; a group of the same ranks is made for this.
         on_deposit: takes what comes; on rank 0.
+
+    Attributes:
+        num_put: how much this rank has deposited.
     """
 
     def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit) -> None:
@@ -36,12 +39,14 @@ class Collecting:
         self._shelf = Shelf()
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
+        self.num_put = 0
         self._thread = threading.Thread(target=self._run, name="deposits", daemon=True)
         self._thread.start()
 
     def put(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Send a deposit on its way."""
         self._raise_if_failed()
+        self.num_put += 1
         payload = torch.frombuffer(bytearray(packed((dict(note), list(tensors)))), dtype=torch.uint8)
         self._queue.put(self._shelf.put([payload]))
 
@@ -65,13 +70,21 @@ class Collecting:
             self._failure = failure
 
     def _send(self, payload: Tensor) -> None:
-        wire, is_first = self._wire, self._comm.rank == 0
+        """One deposit of each rank, one after the other: rank 0 holds no more than one of them besides its own."""
+        wire, me = self._wire, self._comm.rank
+        if wire.group is None:
+            self._taken(0, payload)
+            return
         told = wire.tell(torch.tensor([payload.numel()]).view(torch.uint8))
-        sizes = [int(each.view(torch.int64)) for each in told]
-        nothing = payload[:0]
-        parts = [payload if member == 0 else nothing for member in range(len(sizes))]
-        got = wire.all_to_all(parts, sizes if is_first else [0] * len(sizes))
-        if is_first:
-            for rank, part in enumerate(got):
-                note, tensors = unpacked(part.numpy().tobytes())
-                self._on_deposit(rank, note, tensors)
+        if me == 0:
+            self._taken(0, payload)
+            for rank, size in enumerate(told[1:], start=1):
+                got = torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
+                wire.receive(got, rank, 0).wait()
+                self._taken(rank, got)
+        else:
+            wire.send(payload, 0, 0).wait()
+
+    def _taken(self, rank: int, payload: Tensor) -> None:
+        note, tensors = unpacked(payload.numpy().tobytes())
+        self._on_deposit(rank, note, tensors)

@@ -31,7 +31,7 @@ from netsim.ranks.kernel import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Journal", "request_from_record", "request_to_line"]
 
@@ -52,6 +52,16 @@ class Journal:
 
     past: list[list[Request]] = field(default_factory=list)
     on_request: Callable[[int, Request], None] = _ignore
+
+    def mark(self, rank: int, row: Mapping[str, Any]) -> None:
+        """Tell of a row of a rank that no kernel plays."""
+        self.on_request(rank, Mark(row))
+
+    def past_rows(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """What ranks marked before this run began: (rank, row), rank by rank."""
+        return [
+            (rank, each.row) for rank, own in enumerate(self.past) for each in own if isinstance(each, Mark)
+        ]
 
 
 def request_to_line(rank: int, request: Request) -> str:

@@ -78,6 +78,7 @@ class RankRun:
     keep_rows: bool
     journal: Journal
     trace: str | Path | None
+    timeout_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def run_ranks(
     keep_rows: bool = True,
     journal: Journal | None = None,
     trace: str | Path | None = None,
+    timeout_seconds: float = 60.0,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
 
@@ -164,6 +166,7 @@ def run_ranks(
         journal: its past is played before what ranks request, rows included; it is told of every request.
         trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.tools.trace`). Of a
             run that is cut short by an error or Ctrl-C it holds what happened until then, and a warning says so.
+        timeout_seconds: over `gloo`, how long ranks wait for each other; nothing in simulation.
 
     Raises:
         MismatchError: ranks disagree about a call.
@@ -197,6 +200,7 @@ def run_ranks(
         keep_rows=keep_rows,
         journal=journal if journal is not None else Journal(),
         trace=trace,
+        timeout_seconds=timeout_seconds,
     )
     return carrier.carry(run)
 
@@ -264,7 +268,12 @@ def _over_gloo(asked: RankRun) -> RunResult[Any]:
         if on_row is not None:
             on_row(stamped)
     done = launch_gloo(
-        asked.body, asked.num_ranks, seed=asked.seed, on_mark=take, on_deposit=asked.on_deposit
+        asked.body,
+        asked.num_ranks,
+        seed=asked.seed,
+        timeout_seconds=asked.timeout_seconds,
+        on_mark=take,
+        on_deposit=asked.on_deposit,
     )
     untimed = [0.0] * asked.num_ranks
     kept = rows_in_order(rows) if asked.keep_rows else []

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.ranks.collecting import Collecting
-from exogym_core.ranks.gloo_ranks import rows_in_order
+from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
+from exogym_core.ranks.ending import Ending
 from exogym_core.ranks.rng import RandomStates
-from exogym_core.ranks.run import RunResult
+from exogym_core.ranks.side_channel import SideChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import TracebackType
 
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.ranks.carrier import OnDeposit
+__all__ = ["JoinedRank", "recalled", "remember", "torchrun_rank"]
 
-__all__ = ["join_run", "torchrun_rank"]
-
-T = TypeVar("T")
-
-# Ranks wait for each other while one of them evaluates.
-_TIMEOUT_SECONDS = 1800.0
+# For rank 0 to save what it has, and for the others, who have nothing to save.
+_GRACE_SECONDS, _SHORT_GRACE_SECONDS = 10.0, 1.0
 
 
 def torchrun_rank() -> int | None:
@@ -34,58 +31,88 @@ def torchrun_rank() -> int | None:
     return None
 
 
-def join_run(
-    body: Callable[[Communicator], T],
-    seed: int = 0,
-    on_deposit: OnDeposit | None = None,
-    conclude: Callable[[], Any] = lambda: None,
-) -> tuple[RunResult[T], Any]:
-    """Run `body(comm)` as this process's rank; every process gets the results and rows of all.
+def recalled(name: str) -> str | None:
+    """What `remember` kept under that name before torchrun restarted the ranks; None where nothing was."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return None
+    store = Rendezvous.from_environment(True, TIMEOUT_SECONDS, "gloo").kept_store()
+    return None if store is None or not store.check([name]) else store.get(name).decode()
 
-    What `body` and `conclude` return is plain, as in `Communicator.all_gather_object`.
 
-    The process's random generators are made from (seed, rank) for the run, and are as before afterwards.
+def remember(name: str, text: str) -> None:
+    """Keep a text for when torchrun restarts the ranks (`--max-restarts`)."""
+    store = Rendezvous.from_environment(True, TIMEOUT_SECONDS, "gloo").kept_store()
+    if store is not None:
+        store.set(name, text)
+
+
+@dataclass
+class JoinedRank:
+    """Context manager: this process as a rank.
+
+    Its random generators are made from (seed, rank), and are as before afterwards. If it is lost, or another is, the
+    error tells which, and where it was; under torchrun, which ends all ranks then, rank 0 tells it before it ends.
 
     Args:
-        body: what a rank does.
-        seed: of the random streams.
-        on_deposit: on rank 0 told (rank, note, tensors) of what ranks deposit, in a thread of its own.
-        conclude: called on rank 0 when all has been deposited.
+        on_row: on rank 0, called in another thread with (rank, row) for what any rank marks.
+        there_is: tells what there is to go on from, such as the last checkpoint.
+        seed: of the run.
+        timeout_seconds: how long ranks wait for each other.
 
-    Returns:
-        The results, and on every rank what `conclude` has returned.
-
-    Raises:
-        InputError: torchrun's variables are not set.
-        NetsimError: as `body` and its calls raise.
+    Attributes:
+        comm: connects it.
+        beside: its side channel.
+        facts_at_checkpoint: tells what is added to the rows that mark checkpoints.
     """
-    rows: list[Mapping[str, Any]] = []
-    rendezvous = Rendezvous.from_environment(True, _TIMEOUT_SECONDS, "auto")
-    before = RandomStates.of_process()
-    RandomStates(seed, rendezvous.rank).load()
-    try:
-        with GlooCommunicator.connect(rendezvous, rows.append) as comm:
-            if on_deposit is not None:
-                collecting = Collecting(comm, on_deposit)
-                comm.observed_by(collecting.put)
-            result = body(comm)
-            if on_deposit is not None:
-                collecting.finish()
-            with comm.off_clock():
-                concluded = comm.broadcast_object(conclude() if comm.rank == 0 else None)
-                ended = comm.all_gather_object((result, rows, vars(comm.traffic)))
-    finally:
-        before.load()
-    marked = rows_in_order([own for _, own, _ in ended])
-    untimed = [0.0] * len(ended)
-    run = RunResult(
-        results=[own for own, _, _ in ended],
-        virtual_seconds=None,
-        rank_virtual_seconds=None,
-        compute_seconds=untimed,
-        exposed_seconds=untimed,
-        network_seconds=untimed,
-        rows=marked,
-        traffic=[Traffic(**own) for _, _, own in ended],
-    )
-    return run, concluded
+
+    on_row: Callable[[int, Mapping[str, Any]], None]
+    there_is: Callable[[], str]
+    seed: int = 0
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    comm: GlooCommunicator = None  # type: ignore[assignment]
+    beside: SideChannel = None  # type: ignore[assignment]
+    facts_at_checkpoint: Callable[[], Mapping[str, Any]] = dict
+
+    def __enter__(self) -> Self:
+        rendezvous = Rendezvous.from_environment(True, self.timeout_seconds, "auto")
+        self._before = RandomStates.of_process()
+        self._open = contextlib.ExitStack()
+        with contextlib.ExitStack() as opened:
+            self.comm = GlooCommunicator.connect(rendezvous, self._mark)
+            opened.callback(self.comm.close)
+            self.beside = opened.enter_context(SideChannel(rendezvous, self.on_row))
+            grace = _GRACE_SECONDS if rendezvous.rank == 0 else _SHORT_GRACE_SECONDS
+            opened.enter_context(Ending(self._tell_lost, grace))
+            self._open = opened.pop_all()
+        RandomStates(self.seed, rendezvous.rank).load()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            explained = error
+            if isinstance(error, Exception):
+                first = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.beside.say_failed(first)
+                explained = self.beside.explained(error, self.there_is())
+            elif error is None:
+                self.comm.finish()
+        finally:
+            self._open.close()
+            self._before.load()
+        if explained is not error and explained is not None:
+            raise explained from None
+
+    def _mark(self, row: Mapping[str, Any]) -> None:
+        self.beside.mark({**row, **self.facts_at_checkpoint()} if "checkpoint" in row else row)
+
+    def _tell_lost(self, number: int) -> None:
+        """The ranks are being ended: if that is because one was lost, say so in a line, once among them."""
+        lost, ended = self.beside.missing()
+        survivors = [rank for rank in range(self.comm.world_size) if rank not in lost]
+        if survivors[:1] != [self.comm.rank]:
+            return
+        for rank, pulse in [*lost.items(), *ended.items()]:
+            print(f"error: {self.beside.told(rank, pulse)}; {self.there_is()}", file=sys.stderr, flush=True)

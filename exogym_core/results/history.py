@@ -57,6 +57,7 @@ class FitResult:
         correlation: a row a comparison of the replicas: step, correlation.
         rank_states: every rank's final state_dict, on the CPU.
         virtual_seconds: when the last rank ended; None without a topology.
+        wall_seconds: likewise by a real transport's clock, where rows have it in the place of virtual seconds.
         bytes_sent, wan_bytes: sums over ranks. payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         collectives: the algorithms by which collectives went over the simulated network, by operation.
@@ -94,6 +95,7 @@ class FitResult:
     correlation: list[Row] = field(default_factory=list)
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     virtual_seconds: float | None = None
+    wall_seconds: float | None = None
     bytes_sent: int = 0
     payload_bytes: int = 0
     wan_bytes: int = 0
@@ -171,12 +173,17 @@ class Recorder:
         result: to fill.
         timed: whether rows have virtual seconds.
         listeners: told of every finished row with a `kind` of step, validation or correlation.
+        clock: "virtual_seconds", or "wall_seconds" of a real transport, which stand in the same place.
     """
 
     def __init__(
-        self, result: FitResult, timed: bool, listeners: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+        self,
+        result: FitResult,
+        timed: bool,
+        listeners: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        clock: str = "virtual_seconds",
     ) -> None:
-        self._result, self._timed, self._listeners = result, timed, listeners
+        self._result, self._timed, self._listeners, self._clock = result, timed, listeners, clock
         self._steps: dict[int, list[StampedRow]] = {}
         self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
         self._judged: list[Judged] = []
@@ -218,7 +225,7 @@ class Recorder:
             "train_loss": loss,
             "train_perplexity": perplexity(loss),
             "lr": rows[0]["lr"],
-            "virtual_seconds": max(marked.virtual_seconds for marked in ranks) if self._timed else None,
+            **self._seconds(ranks),
         }
         absent = [row for rank, row in self._newest.items() if rank not in {marked.rank for marked in ranks}]
         merged |= self._traffic([*rows, *absent])
@@ -228,10 +235,20 @@ class Recorder:
         if "averaged_ranks" in rows[0]:
             result.averaged_ranks[step] = list(rows[0]["averaged_ranks"])
         result.history.append(merged)
-        result.virtual_seconds = merged["virtual_seconds"]
+        result.virtual_seconds, result.wall_seconds = (
+            merged.get("virtual_seconds"),
+            merged.get("wall_seconds"),
+        )
         result.compute_utilisation = merged["compute_utilisation"]
         self._tell("step", merged)
         self._take_evaluations()
+
+    def _seconds(self, ranks: Sequence[StampedRow]) -> Row:
+        """When the last rank was through: by the virtual clock, or by a real transport's own."""
+        if self._clock == "wall_seconds":
+            return {self._clock: max(marked.row[self._clock] for marked in ranks)}
+        seconds = max(marked.virtual_seconds for marked in ranks) if self._timed else None
+        return {self._clock: seconds}
 
     def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """What all ranks have sent, one row each; noted in the result."""
@@ -286,13 +303,13 @@ class Recorder:
 
     def _seconds_at(self, step: int | None) -> float | None:
         """When all were through with a step; None stands for the end."""
-        history = self._result.history
-        if not self._timed or step is None:
-            return self._result.virtual_seconds
+        history, is_wall = self._result.history, self._clock == "wall_seconds"
+        if step is None or not (self._timed or is_wall):
+            return self._result.wall_seconds if is_wall else self._result.virtual_seconds
         if not step:
             return 0.0
         place = bisect_left(history, step, key=lambda merged: int(merged["step"]))
-        return float(history[min(place, len(history) - 1)]["virtual_seconds"]) if history else None
+        return float(history[min(place, len(history) - 1)][self._clock]) if history else None
 
     def _evaluated(self, row: Mapping[str, Any]) -> None:
         result, seconds = self._result, self._seconds_at(row["judged_step"])
@@ -302,9 +319,9 @@ class Recorder:
             "local_perplexity": perplexity(row["local_loss"]),
             "global_loss": row["global_loss"],
             "global_perplexity": perplexity(row["global_loss"]),
-            "virtual_seconds": self._seconds_at(row["step"]),
+            self._clock: self._seconds_at(row["step"]),
             "judged_loss": row["judged_loss"],
-            "judged_virtual_seconds": seconds,
+            f"judged_{self._clock}": seconds,
             "judged_step": row["step"] if row["judged_step"] is None else row["judged_step"],
             "accuracy": row["accuracy"],
         }

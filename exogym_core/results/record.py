@@ -123,7 +123,12 @@ def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) ->
     >>> csv_text([{"loss": 0.1, "step": 1}], ["step"])
     'step,loss\\n1,0.1\\n'
     """
-    columns = dict.fromkeys(first_columns)
+    first = list(first_columns)
+    if any(
+        "wall_seconds" in row for row in rows
+    ):  # a real transport's clock stands where the virtual one would
+        first = ["wall_seconds" if column == "virtual_seconds" else column for column in first]
+    columns = dict.fromkeys(first)
     for row in rows:
         columns.update(dict.fromkeys(row))
     text = io.StringIO()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
 
+_HALF_AN_HOUR = 1800.0  # a rank may be 3 % slower than the others over rounds of many hours
+
 Check: TypeAlias = Callable[[str, Any], Any]
 
 
@@ -90,6 +92,14 @@ def _truth(name: str, value: Any) -> Any:
     return value
 
 
+def _patience(name: str, value: Any) -> float:
+    if value is None:
+        return _HALF_AN_HOUR
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise InputError(f"fit: {name} is {value!r}; give a number of seconds above 0")
+    return float(value)
+
+
 def open_device(name: str, value: Any) -> Any:
     """None for "" (EXO Gym's way to leave a device open) and "auto" (the experiment files'), else `value`."""
     return None if isinstance(value, str) and value in ("", "auto") else value
@@ -134,6 +144,12 @@ class RunOptions:
     target_loss: float | None = option(None, check=_finite, key="target_loss")
     resume_from: str | Path | None = option(None)
     trace: str | Path | None = option(None)
+    timeout_seconds: float | None = option(
+        _HALF_AN_HOUR,
+        check=_patience,
+        about="over `gloo`, how long ranks wait for each other, half an hour if None: more than the slowest needs for "
+        "a round beyond the fastest. A rank that dies is noticed at once.",
+    )
     accuracy: Callable[[nn.Module, Any], float] | None = option(None)
     on_event: Callable[[Mapping[str, Any]], None] | None = option(None)
     progress: bool = option(

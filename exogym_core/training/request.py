@@ -44,6 +44,7 @@ class FitRequest(RunOptions):
     topology: Topology | None
     compute: Compute | None
     workers: WorkerSpec
+    timeout_seconds: float
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> FitRequest:
@@ -92,13 +93,6 @@ class FitRequest(RunOptions):
                     raise InputError(
                         f"fit: transport {self.transport!r} has no virtual time and no {name}; "
                         f"drop {name} or use 'netsim'"
-                    )
-        if self.is_joining:
-            for name in ("checkpoint_interval", "resume_from"):
-                if getattr(self, name) is not None:
-                    raise InputError(
-                        f"fit: {name} is not for ranks that torchrun starts, which have no parent to complete "
-                        "checkpoints; let fit start them"
                     )
         if self.carrier.has_clock and self.topology is None and self.placement is not None:
             raise InputError("fit: placement needs a topology to place ranks in; pass topology=")

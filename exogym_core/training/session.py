@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.torchrun import join_run
 from exogym_core.results.history import mean_utilisation, where_time_went
 from exogym_core.training.background import Background
-from exogym_core.training.loop import RankOutcome
-from exogym_core.training.observer import FinalModels, Observer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +18,8 @@ if TYPE_CHECKING:
     from exogym_core.checkpoints.checkpoint import CheckpointWriter
     from exogym_core.ranks.run import RunResult
     from exogym_core.results.history import FitResult, Recorder
+    from exogym_core.training.loop import RankOutcome
+    from exogym_core.training.observer import FinalModels, Observer
     from exogym_core.training.program import Program
     from netsim.ranks.kernel import StampedRow
 
@@ -56,23 +55,17 @@ class Session:
         program: what ranks run.
         recorder: merges what they mark.
         checkpoints: completed as it goes.
-        joins: this process is one of those that torchrun has started.
     """
 
-    def __init__(
-        self, program: Program, recorder: Recorder, checkpoints: CheckpointWriter, joins: bool
-    ) -> None:
+    def __init__(self, program: Program, recorder: Recorder, checkpoints: CheckpointWriter) -> None:
         self._program, self._recorder, self._checkpoints = program, recorder, checkpoints
-        self._joins = joins
         self._rows: deque[Mapping[str, Any]] = deque()  # observed, perhaps in another thread
         self._workers = program.workers()
         self._observer = program.observer(self._rows.append, checkpoints.observed)
         # Threads take turns with whoever judges; elsewhere judging goes on beside everything else.
         apart = not program.request.carrier.has_clock or self._workers.processes is not None
         self._looking = (
-            Background(self._observer, self._workers.intra_op_threads)
-            if apart and not joins
-            else _Inline(self._observer)
+            Background(self._observer, self._workers.intra_op_threads) if apart else _Inline(self._observer)
         )
 
     def run(self, result: FitResult) -> Sequence[RankOutcome]:
@@ -80,7 +73,7 @@ class Session:
         for row in self._checkpoints.observed:
             self._recorder.observe(row)
         try:
-            run, final = self._join() if self._joins else self._carry()
+            run, final = self._carry()
         except BaseException:
             self._looking.abandon()
             raise
@@ -107,35 +100,16 @@ class Session:
             trace=request.trace,
             on_row=self._take,
             on_deposit=self._looking.take,
-            keep_rows=not request.carrier.has_clock,
+            keep_rows=False,
             journal=self._checkpoints.journal,
+            timeout_seconds=request.timeout_seconds,
         )
-        for row in run.rows:  # of ranks without a common clock: in order at the end
-            self._recorder.add(row)
         final = self._looking.finish()
         self._settle()
         return run, final
 
-    def _join(self) -> tuple[RunResult[RankOutcome], FinalModels]:
-        program = self._program
-
-        def conclude() -> dict[str, Any]:
-            return {"rows": list(self._rows), "final": vars(self._looking.finish())}
-
-        joined: RunResult[Any]
-        joined, concluded = join_run(
-            lambda comm: vars(program(comm)), program.request.seed, self._looking.take, conclude
-        )
-        for row in joined.rows:
-            self._recorder.add(row)
-        for row in concluded["rows"]:
-            self._recorder.observe(row)
-        run = replace(joined, results=[RankOutcome(**outcome) for outcome in joined.results])
-        return run, FinalModels(**concluded["final"])
-
     def _take(self, row: StampedRow) -> None:
-        if self._program.request.carrier.has_clock:
-            self._recorder.add(row)
+        self._recorder.add(row)
         self._checkpoints.add(row, self._looking.num_given)
         self._settle()
 

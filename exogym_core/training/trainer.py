@@ -15,6 +15,7 @@ from exogym_core.results.history import FitResult, Recorder
 from exogym_core.results.loggers import make_loggers
 from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
+from exogym_core.training.joined import fit_joined
 from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Compute
     from exogym_core.ranks.spec import WorkerSpec
     from exogym_core.strategy.base import Strategy
-    from exogym_core.training.loop import RankOutcome
     from netsim.topology.topology import Topology
 
 __all__ = ["LocalTrainer", "Trainer"]
@@ -178,8 +178,9 @@ class Trainer:
                 size on this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping of
                 operations to names. `result.collectives` tells which were used.
             compute: virtual seconds of a step, see `Compute.parse`; by default by FLOPs on each host's device.
-            transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started us); or one
-                that was registered (`exogym_core.ranks.run`).
+            transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started us:
+                then rank 0 has the history and returns the mean model, the others return their own); or one that was
+                registered (`exogym_core.ranks.run`).
             workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
             target_loss: `virtual_seconds_to_target` tells when the first judged model that reached it came to exist,
                 and `target` whether the loss was held.
@@ -244,6 +245,9 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
 
 def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[str, Any]], None]]) -> None:
     """Run all ranks and fill `result`; listeners are told of rows, besides those that the request names."""
+    if program.request.is_joining:
+        _conclude(fit_joined(program, result, listeners), result)
+        return
     resumed = find_resumed(program)
     program.prepare()
     request = program.request
@@ -252,28 +256,28 @@ def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[
     result.resumed_step = resumed.step if resumed is not None else 0
     result.minibatch_size = request.minibatch_size
     result.compute = program.compute.to_mapping() if program.compute is not None else None
-    started_rank = torchrun_rank() if request.is_joining else None
-    loggers = make_loggers(request, program.model, program.checkpoints.home) if not started_rank else []
+    loggers = make_loggers(request, program.model, program.checkpoints.home)
     listeners += [logger.event for logger in loggers]
     if request.on_event is not None:
         listeners.append(request.on_event)
-    recorder = Recorder(result, request.topology is not None, listeners)
+    clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
+    recorder = Recorder(result, request.topology is not None, listeners, clock)
     # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
     program.request = replace(request, on_event=None)
     try:
-        outcomes = Session(program, recorder, checkpoints, started_rank is not None).run(result)
+        outcomes = Session(program, recorder, checkpoints).run(result)
     finally:
         recorder.finish()
         checkpoints.close()
         checkpoints.release()
         for logger in loggers:
             logger.close()
-    _conclude(outcomes, result)
+    _conclude([remark for outcome in outcomes for remark in outcome.remarks], result)
 
 
-def _conclude(outcomes: Sequence[RankOutcome], result: FitResult) -> None:
+def _conclude(remarks: Sequence[str], result: FitResult) -> None:
     result.complete = True
-    for remark in dict.fromkeys(remark for outcome in outcomes for remark in outcome.remarks):
+    for remark in dict.fromkeys(remarks):
         warnings.warn(remark, UserWarning, stacklevel=4)
     if result.first_non_finite_step is not None:
         warnings.warn(

@@ -49,7 +49,7 @@ def run(start, arguments, **environment):
 
 
 def outcome(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
 
@@ -69,11 +69,11 @@ def test_processes_of_torchrun_train_together_as_simulated_ranks_do():
         for process in started:
             process.kill()
             process.communicate()
-    assert first == second
     for name in ("losses", "validation", "weights"):
         assert first[name] == pytest.approx(simulated[name], rel=1e-4)
     assert first["bytes_sent"] == simulated["bytes_sent"]
-    assert first["ranks"] == 2
+    assert (first["ranks"], second["ranks"]) == (1, 1), "no rank has all models"
+    assert second["losses"] == [], "rank 0 keeps the rows"
 
 
 def test_num_nodes_must_be_torchruns(monkeypatch):

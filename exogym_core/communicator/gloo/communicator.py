@@ -19,7 +19,7 @@ from exogym_core.communicator.base import Communicator, Handle, Traffic
 from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.gloo.agreement import gather_json
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
-from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
 from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
 from exogym_core.communicator.parts import parts_of, scatter_parts
@@ -56,7 +56,7 @@ class GlooCommunicator(Communicator):
     def connect(
         cls, rendezvous: Rendezvous, on_mark: Callable[[Mapping[str, Any]], None] | None = None
     ) -> GlooCommunicator:
-        """Join the other ranks of a run; `on_mark` receives what is marked."""
+        """Join the other ranks of a run; `on_mark` receives what is marked, with its `wall_seconds` (see `now`)."""
         groups = rendezvous.join()
         state = GlooRank(rendezvous, on_mark if on_mark is not None else lambda row: None)
         calls = GroupCalls(state, groups, range(rendezvous.num_ranks), rendezvous.rank)
@@ -64,7 +64,7 @@ class GlooCommunicator(Communicator):
 
     @classmethod
     def from_environment(
-        cls, *, check: bool = True, timeout_seconds: float = 60.0, backend: str = "auto"
+        cls, *, check: bool = True, timeout_seconds: float = TIMEOUT_SECONDS, backend: str = "auto"
     ) -> GlooCommunicator:
         """The communicator of a process that torchrun has started; use it as a context manager.
 
@@ -73,7 +73,8 @@ class GlooCommunicator(Communicator):
 
         Args:
             check: compare calls before they run.
-            timeout_seconds: how long a rank waits for others before it gives up.
+            timeout_seconds: how long a rank waits for others before it gives up: longer than the slowest needs for
+                a round more than the fastest. Who dies is noticed at once, whatever this is.
             backend: `gloo`, `nccl`, or `auto`: nccl where each local rank has a GPU of its own.
 
         Raises:
@@ -314,7 +315,7 @@ class GlooCommunicator(Communicator):
         return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)
 
     def mark(self, row: Mapping[str, Any]) -> None:
-        self._state.on_mark(row)
+        self._state.on_mark({**row, "wall_seconds": self.now()})
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self._state.on_deposit(note, tensors)
@@ -347,9 +348,10 @@ class GlooCommunicator(Communicator):
             raise self._still_in_flight("a message")
         if any(calls.letters.is_used for calls in state.groups):
             raise self._mail_not_kept()
-        return {"traffic": asdict(state.traffic)}
+        return {"traffic": asdict(state.traffic), "seconds": self.now()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._state.start_seconds = time.monotonic() - saved.get("seconds", 0.0)
         for name, value in saved["traffic"].items():
             setattr(self._state.traffic, name, value)
 

@@ -26,9 +26,12 @@ from netsim.files.errors import DeadlockError, InputError, MismatchError, Netsim
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ConnectionLostError", "ProcessGroups", "Rendezvous", "choose_backend"]
+__all__ = ["TIMEOUT_SECONDS", "ConnectionLostError", "ProcessGroups", "Rendezvous", "choose_backend"]
 
 T = TypeVar("T")
+
+TIMEOUT_SECONDS = 1800.0
+"""How long ranks of a real run wait for each other: a rank may be 3 % slower over rounds of many hours."""
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
@@ -75,6 +78,7 @@ class Rendezvous:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     secret: bytes = field(default=b"", repr=False)
     _store: Store = field(init=False)
+    _number: int = field(init=False, default=0)  # of this run, among those of these ranks
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
 
@@ -152,25 +156,42 @@ class Rendezvous:
     def _timeout(self) -> datetime.timedelta:
         return datetime.timedelta(seconds=self.timeout_seconds)
 
-    def _open_store(self) -> Store:
+    def another_store(self) -> SealedStore:
+        """A connection of its own to where the ranks have met, for another thread."""
+        return SealedStore(PrefixStore("beside", self._open_store(again=True)), self.secret, self.rank)
+
+    def kept_store(self) -> SealedStore | None:
+        """What outlives a restart of the ranks by torchrun; None where nothing does."""
+        if self.store_path or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return None
+        store = PrefixStore("netgym kept", self._open_store(again=True, of_restart=False))
+        return SealedStore(store, shared_secret(), self.rank)
+
+    def _open_store(self, again: bool = False, of_restart: bool = True) -> Store:
         if self.store_path:
             os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK  # else the interface of this machine's name
             return FileStore(self.store_path, self.num_ranks)
         address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-        hosting = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        hosting = not again and self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         store = TCPStore(
             address,
             port,
-            self.num_ranks,
+            None if again else self.num_ranks,
             is_master=hosting,
+            wait_for_workers=not again,
             timeout=self._timeout,
             # Left to itself it would listen on all interfaces of this machine.
             master_listen_fd=_listener(address, port) if hosting else None,
         )
-        # Under torchrun's agent the store outlives a restart of the ranks.
-        return PrefixStore(f"netgym {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        if not of_restart:
+            return store
+        # Under torchrun's agent the store outlives a restart of the ranks, and a run before this one of the same ranks.
+        prefix = f"netgym {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        if not again:
+            self._number = PrefixStore(prefix, store).add(f"runs of rank {self.rank}", 1)
+        return PrefixStore(f"{prefix} {self._number}", store)
 
     def _sealed(self, store: Store) -> Store:
         """`store` with signed values, by a secret of this run's own.

@@ -64,6 +64,10 @@ class SealedStore(Store):
         """Count: the sum of all that has been added under `key`."""
         return int(self._inner.add(key, amount))
 
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return bool(self._inner.delete_key(key))
+
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """How long `get` and `wait` wait."""
         self._inner.set_timeout(timeout)

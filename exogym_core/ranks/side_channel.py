@@ -1,0 +1,226 @@
+"""What ranks that torchrun has started tell each other beside their work: rows, and who is alive.
+
+It goes through the store at which they met, signed, by a thread of its own: no rank waits for it, nothing new
+listens, and it goes on while the main thread is inside of gloo. Rank 0 gets all rows, as they come. When a rank is
+lost, the others find out which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from exogym_core.communicator.gloo.rendezvous import ConnectionLostError
+from exogym_core.names import visible
+from netsim.files.errors import DeadlockError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from exogym_core.communicator.gloo.rendezvous import Rendezvous
+    from exogym_core.communicator.gloo.sealed_store import SealedStore
+
+__all__ = ["Pulse", "SideChannel"]
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_PULSES = 0.25
+# A rank that is alive has said so within this time, on a busy machine too.
+_SILENT_SECONDS = 2.0
+
+
+class Pulse(NamedTuple):
+    """What a rank last said of itself.
+
+    Attributes:
+        beat: grows as long as its process runs.
+        host: the name of its machine.
+        step: the last step that it has marked.
+        round: the round of that step, where rows tell it.
+        words: why it failed; empty while it has not.
+    """
+
+    beat: int = 0
+    host: str = ""
+    step: int = 0
+    round: int = 0
+    words: str = ""
+
+
+class SideChannel:
+    """Context manager: this rank's end.
+
+    Args:
+        rendezvous: that the ranks have joined.
+        on_row: on rank 0, called in the channel's thread with (rank, row), each rank's rows in their order.
+
+    Raises:
+        Exception: (`mark`, `finish`) what `on_row` has raised.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
+        self.rank, self._num_ranks, self._on_row = rendezvous.rank, rendezvous.num_ranks, on_row
+        self._store: SealedStore | None = rendezvous.another_store() if self._num_ranks > 1 else None
+        self._rows: list[Mapping[str, Any]] = []
+        self._pulse = Pulse(host=socket.gethostname())
+        self._lock = threading.Lock()
+        self._num_sent = 0
+        self._num_taken = [0] * self._num_ranks
+        self._seen: dict[
+            int, Pulse
+        ] = {}  # step and round as the rows tell them, which come more often than pulses
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="side channel", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def mark(self, row: Mapping[str, Any]) -> None:
+        """Send a row to rank 0; returns at once."""
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            self._rows.append(row)
+            self._pulse = _at_row(self._pulse, row)
+
+    def send_rest(self) -> int:
+        """Send what has not been sent; returns in how many parts all rows have gone."""
+        self._ended.set()
+        self._thread.join()
+        self._send_rows()
+        return self._num_sent
+
+    def take_rest(self, num_parts: Sequence[int]) -> None:
+        """On rank 0, after `send_rest`: take the rows of all ranks, who tell the number of their parts."""
+        if self._error is None:
+            for rank in range(self._num_ranks):
+                while self._num_taken[rank] < num_parts[rank]:
+                    self._take_part(rank)
+        if self._error is not None:
+            raise self._error
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        last = 0.0
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            try:
+                if time.monotonic() - last >= _SECONDS_BETWEEN_PULSES:
+                    last = time.monotonic()
+                    self._beat()
+                self._send_rows()
+                if self.rank == 0:
+                    self._take_rows()
+            except BaseException as error:
+                self._error = error
+                return
+
+    def _beat(self) -> None:
+        if self._store is not None:
+            with self._lock:
+                self._pulse = self._pulse._replace(beat=self._pulse.beat + 1)
+                text = json.dumps(self._pulse)
+            self._store.set(f"pulse {self.rank}", text)
+
+    def _send_rows(self) -> None:
+        with self._lock:
+            rows, self._rows = self._rows, []
+        if not rows:
+            return
+        if self.rank == 0:
+            for row in rows:
+                self._on_row(0, row)
+        elif self._store is not None:
+            self._store.set(f"rows {self.rank} {self._num_sent}", json.dumps(rows))
+            self._num_sent += 1
+
+    def _take_rows(self) -> None:
+        for rank in range(1, self._num_ranks):
+            assert self._store is not None
+            while self._store.check([f"rows {rank} {self._num_taken[rank]}"]):
+                self._take_part(rank)
+
+    def _take_part(self, rank: int) -> None:
+        assert self._store is not None
+        key = f"rows {rank} {self._num_taken[rank]}"
+        self._num_taken[rank] += 1
+        rows = json.loads(self._store.get(key))
+        self._store.delete_key(key)
+        for row in rows:
+            self._seen[rank] = _at_row(self._seen.get(rank, Pulse()), row)
+            self._on_row(rank, row)
+
+    # --- who is alive --------------------------------------------------------------------------------------
+
+    def say_failed(self, line: str) -> None:
+        """Tell the others why this rank ends."""
+        with contextlib.suppress(Exception):
+            self._pulse = self._pulse._replace(words=visible(line, 500))
+            self._beat()
+
+    def missing(self) -> tuple[dict[int, Pulse], dict[int, Pulse]]:
+        """The ranks that give no sign of life within some seconds, and those that have said why they ended."""
+        if self._store is None:
+            return {}, {}
+        before = self._pulses()
+        lost, ended = set(before), dict[int, Pulse]()
+        deadline = time.monotonic() + _SILENT_SECONDS
+        now = before
+        while lost and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            now = self._pulses()
+            ended |= {rank: pulse for rank, pulse in now.items() if pulse.words}
+            lost -= {rank for rank, pulse in now.items() if pulse.beat != before[rank].beat or pulse.words}
+        return {rank: now[rank] for rank in sorted(lost)}, dict(sorted(ended.items()))
+
+    def _pulses(self) -> dict[int, Pulse]:
+        assert self._store is not None
+        found = {rank: Pulse() for rank in range(self._num_ranks) if rank != self.rank}
+        for rank in found:
+            with contextlib.suppress(RuntimeError, ValueError, RankError):  # rank 0 may have had the store
+                if self._store.check([f"pulse {rank}"]):
+                    found[rank] = Pulse(*json.loads(self._store.get(f"pulse {rank}")))
+        for rank, seen in self._seen.items():
+            if seen.step > found[rank].step:
+                found[rank] = found[rank]._replace(step=seen.step, round=seen.round)
+        return found
+
+    def explained(self, error: Exception, there_is: str) -> Exception:
+        """`error`, or what is behind it: the rank that was lost, where it was, and what there is to go on from."""
+        if not isinstance(error, ConnectionLostError | DeadlockError):
+            return error
+        lost, ended = self.missing()
+        causes = {
+            rank: pulse
+            for rank, pulse in ended.items()
+            if not pulse.words.startswith(ConnectionLostError.__name__)
+        }
+        lines = [self.told(rank, pulse) for rank, pulse in [*lost.items(), *causes.items()]]
+        if not lines:
+            return error
+        first = str(error).partition("\n")[0]
+        text = "\n".join([f"{lines[0]}; {there_is}", *lines[1:], f"rank {self.rank}: {first}"])
+        return RankError(text, next(iter([*lost, *causes])))
+
+    @staticmethod
+    def told(rank: int, pulse: Pulse) -> str:
+        """Which rank was lost, or failed, and where it was."""
+        where = f"round {pulse.round}, step {pulse.step}" if pulse.round else f"step {pulse.step}"
+        what = f"failed after {where} ({pulse.words})" if pulse.words else f"was lost after {where}"
+        return f"rank {rank} on host {pulse.host or 'unknown'} {what}"
+
+
+def _at_row(pulse: Pulse, row: Mapping[str, Any]) -> Pulse:
+    return pulse._replace(step=row.get("step", pulse.step), round=row.get("round", pulse.round))

@@ -1,0 +1,87 @@
+"""Ranks that torchrun starts: rows as they come, and a rank that is killed is named, restarted and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+import json, os, sys
+import torch
+from torch.utils.data import TensorDataset
+from exogym_core import Trainer
+from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.tasks import build_model
+
+inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=1)
+restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+is_real = "RANK" in os.environ
+
+
+class Killed(DiLoCoStrategy):
+    def step(self):
+        super().step()
+        if is_real and restarted == "0" and self.rank == 1 and self.local_step == 12:
+            while not os.path.exists("row-11"):  # rows come while training goes on
+                pass
+            os.kill(os.getpid(), 9)
+
+
+def tell(row):
+    if row["kind"] == "step":
+        open(f"row-{row['step']}", "w").close()
+
+
+options = {"transport": "gloo", "checkpoint_interval": 5, "save_dir": "saved"} if is_real else {"num_nodes": 2}
+trained = Trainer(model, data, data).fit(
+    strategy=Killed(H=5), device="cpu", max_steps=20, batch_size=4, val_interval=5, on_event=tell, **options
+)
+if os.environ.get("RANK", "0") == "0":
+    result = trained.fit_result
+    print(json.dumps({
+        "resumed": result.resumed_step,
+        "losses": [row["train_loss"] for row in result.history],
+        "seconds": [row.get("wall_seconds") for row in result.history],
+        "validation": [row["global_loss"] for row in result.validation],
+        "weight": trained.state_dict()["layers.0.weight"].sum().item(),
+    }))
+"""
+
+
+def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    real, simulated = (
+        subprocess.run(
+            [sys.executable, *more, "script.py"],
+            cwd=tmp_path,
+            env=clean | {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=True,
+        )
+        for more in (launcher, [])
+    )
+    # Told by rank 0's exception, or, if torchrun was faster to end it, by its last words.
+    (line,) = {
+        line.partition("rank 1 on host ")[2] for line in real.stderr.splitlines() if "was lost after" in line
+    }
+    assert line.endswith(" was lost after step 11; the last checkpoint is of step 10, in saved/Killed")
+    found, expected = (json.loads(done.stdout.splitlines()[-1]) for done in (real, simulated))
+    assert found["resumed"] == 10
+    for name in ("losses", "validation", "weight"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+    assert found["seconds"] == sorted(found["seconds"])
+    assert [path.name for path in (tmp_path / "saved" / "Killed").iterdir()] == ["step-00000020"]
