@@ -218,3 +218,54 @@ def test_presets() -> None:
     assert Protocol.parse("gloo").collectives_in_flight == 2
     assert not Protocol.parse("linux-tcp").rendezvous
     assert Protocol.parse({"preset": "linux-tcp", "window": "4 MiB"}) == Protocol.parse("linux-tcp")
+
+
+def lossy(num_bytes: float, loss: str, latency: str, bandwidth: str, num: int = 1) -> tuple[float, int]:
+    """Seconds of as many transfers at once over a line that loses packets, and how many events they take."""
+    topology = Topology.from_mapping(
+        {
+            "hosts": {"a": {}, "b": {}},
+            "links": [{"between": ["a", "b"], "bandwidth": bandwidth, "latency": latency, "loss": loss}],
+        }
+    )
+    clock = Clock()
+    network = Network(clock, topology, "linux-tcp")
+    for connection in range(num):
+        network.send(0, 1, num_bytes, lambda: None, connection=connection)
+    count = 0
+    while clock.peek() < math.inf:
+        clock.step()
+        count += 1
+        assert count < 20_000, "the cost grows with the bytes"
+    return clock.now, count
+
+
+LOSSY = [
+    ("0.01 %", "20 ms", "1 Gbit/s", 1),
+    ("0.1 %", "40 ms", "100 Mbit/s", 1),
+    ("0.01 %", "5 ms", "100 Mbit/s", 1),
+    ("0.01 %", "20 ms", "10 Gbit/s", 3),
+    ("0.1 %", "40 ms", "100 Mbit/s", 3),
+    ("0.01 %", "5 ms", "100 Mbit/s", 3),
+]
+
+
+@pytest.mark.parametrize(("loss", "latency", "bandwidth", "num"), LOSSY)
+def test_what_a_long_transfer_over_a_lossy_line_costs_does_not_grow_with_its_bytes(
+    loss: str, latency: str, bandwidth: str, num: int
+) -> None:
+    """And all of many gigabytes end, however little of them a packet is."""
+    _, few = lossy(2e9, loss, latency, bandwidth, num)
+    _, many = lossy(4e10, loss, latency, bandwidth, num)
+    lossy(4e13, loss, latency, bandwidth, num)
+    assert many <= 1.25 * few + 100
+
+
+@pytest.mark.parametrize(("loss", "latency", "bandwidth", "num"), LOSSY)
+def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, loss: str, latency: str, bandwidth: str, num: int
+) -> None:
+    quick, _ = lossy(1e9, loss, latency, bandwidth, num)
+    monkeypatch.setattr("netsim.fluid.tcp.Period.is_like", lambda self, other: False)
+    slow, _ = lossy(1e9, loss, latency, bandwidth, num)
+    assert quick == pytest.approx(slow, rel=1e-4)

@@ -21,7 +21,8 @@ follows a full one (Linux `tcp_is_cwnd_limited`). A message without bytes counts
 **Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
 period of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
 one. Over many losses the mean is the response function of that RFC (equation 5, and 3 for Reno-friendly
-windows); a transfer too short for a loss does not meet one.
+windows); a transfer too short for a loss does not meet one. Periods of a long transfer soon are alike; then as
+many as there were go by at once, at the rate of their mean, so that its cost does not grow with its bytes.
 
 **Queue.** A round of slow start arrives at twice the rate at which it drains, and must find room for half of it in
 its share of the queue of the path's narrowest link; and so must what the pipe does not hold. Otherwise the queue
@@ -50,6 +51,8 @@ __all__ = ["Grant", "Window", "cubic_segments", "share_weight"]
 # A round trip is over, and a window used up, when no more than rounding is missing.
 _ROUNDING = 1e-9
 _SAME = 1.0 - _ROUNDING
+# What remains of a message is known to so much of itself: less than that is nothing, or it would never be used up.
+_OF_LEFT = 2.0**-48
 # By how much a queue must be overrun, relatively: rates carry rounding, and round figures often fit exactly.
 _OVERRUN = 1.0 + 1e-6
 
@@ -62,6 +65,10 @@ _QUEUE_SECONDS = 0.1
 _GROWTH = 0.4  # segments per second cubed: C of RFC 9438
 _RENO_GROWTH = 3 * (1 - KEPT) / (1 + KEPT)  # segments per round trip
 _PIECES = 8  # in which a period of growth is cut
+_ALIKE = 1.0 - 1e-5  # times a period's figure is less than that of one like it
+_SETTLED = (
+    16  # periods in which no window was in the way: by then one that falls from loss to loss would have been
+)
 
 
 class Grant(NamedTuple):
@@ -97,7 +104,22 @@ def _inflection_seconds(largest: float) -> float:
     return math.cbrt(largest * (1 - KEPT) / _GROWTH)
 
 
-_INSTANTS = ("_began", "_last_used", "_lost")  # of a window, what is a point in time
+class Period(NamedTuple):
+    """From one loss to the next: seconds, bytes, the window in bytes at the second, and if it ever held bytes up."""
+
+    seconds: float
+    num_bytes: float
+    window: float
+    was_held: bool
+
+    def is_like(self, other: Period) -> bool:
+        """Whether it is the same but for rounding, and what is left of how it began; or no window is in the way."""
+        if not (self.was_held or other.was_held):
+            return True
+        return all(min(pair) > max(pair) * _ALIKE for pair in zip(self[:3], other[:3], strict=True))
+
+
+_INSTANTS = ("_began", "_last_used", "_lost", "_granted")  # of a window, what is a point in time
 
 
 class Window:
@@ -148,6 +170,13 @@ class Window:
         self._has_filled = False  # the pipe, before the current round
         self._overflow: Overflow | None = None  # what follows upon it
         self._missing = 0.0  # bytes of the message that the queue dropped, until they are sent again
+        # From one loss to the next, while CUBIC rules:
+        self._period = Period(0.0, 0.0, 0.0, True)  # the last one that is over
+        self._num_alike = 0  # of them in a row, but for rounding
+        self._since_loss = 0.0  # bytes
+        self._was_held = False  # by the window, not by the network alone
+        self._granted, self._cap = 0.0, 0.0  # when a piece of one was, and its rate
+        self._coasts = False  # through many at once
 
     @property
     def last_used(self) -> float:
@@ -173,7 +202,7 @@ class Window:
     def go_on(self, now: float, left: float) -> Grant:
         """The last grant is used up and `left` bytes of the message remain."""
         self._use(now, left)
-        if self._until_loss <= self._segment * _ROUNDING:
+        if self._until_loss <= self._segment * _ROUNDING + self._left * _OF_LEFT:
             self._until_loss = self._loss_bytes
             # In slow start the window has grown by what was acknowledged of this round.
             slow = math.isnan(self._lost_at)
@@ -269,7 +298,12 @@ class Window:
 
     def _use(self, now: float, left: float) -> None:
         drained = self._left - left
-        if drained > 0:
+        if self._coasts:
+            self._end_coast(now, drained)
+            self._left = left
+        elif drained > 0:
+            self._since_loss += drained
+            self._was_held |= drained >= self._cap * (now - self._granted) * _ALIKE
             self._left = left
             self._used += drained
             self._until_loss -= drained
@@ -352,6 +386,11 @@ class Window:
 
     def _lose(self, now: float, window: float) -> None:
         """A period of CUBIC begins, after a window of that size."""
+        before = self._period
+        self._period = Period(now - self._lost, self._since_loss, min(window, self._limit), self._was_held)
+        is_alike = not math.isnan(self._lost_at) and self._period.is_like(before)
+        self._num_alike = self._num_alike + 1 if is_alike else 0
+        self._since_loss, self._was_held = 0.0, False
         self._threshold = math.inf
         self._lost_at = min(window, self._limit)
         self._lost = self._began = now
@@ -372,7 +411,7 @@ class Window:
             return Grant(0.0, math.inf, math.inf)
         if not math.isnan(self._lost_at) and self._round_trip:
             return self._grant_piece(now)
-        self._blocked = credit <= self._window * _ROUNDING
+        self._blocked = credit <= self._window * _ROUNDING + left * _OF_LEFT
         if self._blocked:
             return Grant(0.0, 0.0, self._began + self._round_trip)
         steady = self._window == self._limit and not self._used and self._loss_bytes == math.inf
@@ -385,10 +424,38 @@ class Window:
 
     def _grant_piece(self, now: float) -> Grant:
         """A while of growth by CUBIC, at the rate of its middle."""
+        if now == self._lost and self._num_alike >= (2 if self._period.was_held else _SETTLED):
+            num = min(int(self._left / self._period.num_bytes), self._num_alike)
+            if num > 1:
+                return self._grant_coast(num)
         elapsed = now - self._lost
         whole = _inflection_seconds(self._lost_at / self._segment)
         to_loss = self._until_loss * self._round_trip / self._window
         piece = max(min(whole, 2 * to_loss) / _PIECES, self._round_trip)
         grown = self._cubic(elapsed) >= self._limit
         rate = self._cubic(elapsed + piece / 2) / self._round_trip
+        self._granted, self._cap = now, rate
         return Grant(max(self._left - self._until_loss, 0.0), rate, math.inf if grown else now + piece)
+
+    def _grant_coast(self, num: int) -> Grant:
+        """So many periods like those before, as many as there were at most, at the rate of their mean.
+
+        Where the window never held the sender up, it does not now: others may leave a larger share.
+        """
+        self._coasts = True
+        period = self._period
+        rate = period.num_bytes / period.seconds if period.was_held else self._lost_at / self._round_trip
+        return Grant(self._left - num * period.num_bytes, rate, math.inf)
+
+    def _end_coast(self, now: float, drained: float) -> None:
+        """So many bytes later it is somewhere in a period again, at its beginning if all were granted."""
+        self._coasts = False
+        num, part = divmod(drained / self._period.num_bytes + _ROUNDING, 1.0)
+        part = max(part - _ROUNDING, 0.0) if part > 2 * _ROUNDING else 0.0
+        self._num_alike += int(num)
+        self._last_used = self._began = now
+        self._lost = now - part * self._period.seconds
+        self._since_loss = part * self._period.num_bytes
+        self._until_loss -= self._since_loss
+        self._used = 0.0
+        self._window = self._cubic(now - self._lost)
