@@ -86,6 +86,8 @@ def run_strategy(
     batches: Batches,
     seed: int = 0,
     coding: Coding | None = None,
+    *,
+    finish: bool = True,
     **options: Any,
 ) -> RunResult[Tensor]:
     """Train copies of both on as many ranks as `batches` has; `options` are `run_ranks`'s."""
@@ -94,7 +96,8 @@ def run_strategy(
         own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
         own.setup(replica, comm, len(batches), seed, coding)
         train(own, replica, comm, batches)
-        own.finish()
+        if finish:
+            own.finish()
         own.close()
         return vector(replica)
 

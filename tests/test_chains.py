@@ -242,10 +242,6 @@ class Silent(CommunicationModule):
             "Chain: rounds that go on without absent ranks do not go with Silent, which waits for all",
         ),
         (
-            lambda: DiLoCoStrategy(sharding="FULL_SHARD"),
-            "DiLoCoStrategy: sharding='FULL_SHARD' divides a worker of several ranks: say ranks_per_worker",
-        ),
-        (
             lambda: FedAvgStrategy(island_size=2, codec="int8", error_feedback=True),
             "FedAvgStrategy: error_feedback=True goes with one group that stays; leave out island_size=",
         ),
@@ -300,3 +296,14 @@ def test_what_a_file_leaves_null_is_the_default(kwargs: dict[str, Any]) -> None:
 def test_unknown_arguments_are_refused_even_as_none() -> None:
     with pytest.raises(UnknownNameError, match="unknown argument of DiLoCoStrategy 'galaxy_size'"):
         DiLoCoStrategy(galaxy_size=None)
+
+
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+def test_torchs_form_of_all_gather_says_what_to_write(transport: str) -> None:
+    def body(comm: Any) -> None:
+        tensor = torch.ones(2)
+        comm.all_gather([torch.empty(2) for _ in range(2)], tensor)
+
+    line = r"rank \d, all_gather: the first argument is a list.* write tensors = comm.all_gather\(tensor\)"
+    with pytest.raises(InputError, match=line):
+        reference.run_ranks(body, 2, transport=transport)

@@ -29,6 +29,7 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 BYTES = {
     "bf16": lambda n: 2 * n,
     "blockwise8bit": lambda n: n + 4 * math.ceil(n / BLOCK),
+    "e3m0": lambda n: math.ceil(n / 2) + 4 * math.ceil(n / 256),
     "fp16": lambda n: 2 * n,
     "int8": lambda n: n + 4 * math.ceil(n / 1024),
     "quantile8bit": lambda n: n + 1024 * math.ceil(n / PIECE),
@@ -98,7 +99,7 @@ def test_constants_zeros_and_what_is_not_finite(name: str) -> None:
         torch.testing.assert_close(through(codec, torch.full((300,), constant)), torch.full((300,), constant))
     if name in ("bf16", "fp16"):
         return  # clamps
-    broken = normal(300)
+    broken = normal(200)  # no more than the smallest block
     broken[7] = float("inf")
     assert bool(through(codec, broken).isnan().all())
 
@@ -113,6 +114,11 @@ def test_eight_bits_are_used_where_the_values_are() -> None:
     worse = float((through(named("uniform8bit"), heavy) - heavy).abs().median())
     for name in ("quantile8bit", "blockwise8bit"):
         assert float((through(named(name), heavy) - heavy).abs().median()) < worse / 5
+
+
+def test_e3m0_takes_the_power_of_two_that_is_nearest_in_logarithm() -> None:
+    values = torch.tensor([8.0, -4.0, 2.9, 2.8, 0.125, 0.09, 0.08, 0.0, -8.0])
+    assert through(named("e3m0"), values).tolist() == [8.0, -4.0, 4.0, 2.0, 0.125, 0.125, 0.0, 0.0, -8.0]
 
 
 def test_none_is_no_codec() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
 
-__all__ = ["parts_of", "scatter_parts"]
+__all__ = ["gathered_tensor", "parts_of", "scatter_parts"]
 
 
 def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
@@ -51,3 +51,17 @@ def scatter_parts(comm: Communicator, tensor: Tensor, given: Sequence[Tensor] | 
                 f"{tensor.dtype}{list(tensor.shape)}; make them equal"
             )
     return parts
+
+
+def gathered_tensor(comm: Communicator, tensor: object) -> Tensor:
+    """What a rank gives to `all_gather`, where torch's function takes the list for the results first.
+
+    Raises:
+        InputError: it is no tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise InputError(
+            f"rank {comm.rank}, all_gather: the first argument is a {type(tensor).__name__}, not this rank's tensor; "
+            "write tensors = comm.all_gather(tensor), which returns the list"
+        )
+    return tensor

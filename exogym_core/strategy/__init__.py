@@ -8,6 +8,12 @@ from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.delayed import (
+    DelayedDiLoCoCommunicator,
+    DelayedDiLoCoStrategy,
+    EagerDiLoCoCommunicator,
+    EagerDiLoCoStrategy,
+)
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
@@ -22,6 +28,7 @@ from exogym_core.strategy.simple_reduce import AllReduceStrategy, SimpleReduceSt
 from exogym_core.strategy.sites.sites import Sites
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
 from exogym_core.strategy.sparta_diloco import SPARTADiLoCoStrategy
+from exogym_core.strategy.streaming import StreamingDiLoCoCommunicator, StreamingDiLoCoStrategy
 from netsim.files.errors import InputError, unknown_name
 
 __all__ = [
@@ -33,8 +40,12 @@ __all__ = [
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
     "DeMoStrategy",
+    "DelayedDiLoCoCommunicator",
+    "DelayedDiLoCoStrategy",
     "DiLoCoCommunicator",
     "DiLoCoStrategy",
+    "EagerDiLoCoCommunicator",
+    "EagerDiLoCoStrategy",
     "FedAvgStrategy",
     "IndexSelector",
     "LocalSGDStrategy",
@@ -50,6 +61,8 @@ __all__ = [
     "SparseCommunicator",
     "StepContext",
     "Strategy",
+    "StreamingDiLoCoCommunicator",
+    "StreamingDiLoCoStrategy",
     "all_gather",
     "all_reduce",
     "broadcast",
@@ -63,20 +76,26 @@ __all__ = [
 STRATEGIES: dict[str, type[Strategy]] = {
     "AllReduce": SimpleReduceStrategy,
     "DeMo": DeMoStrategy,
+    "DelayedDiLoCo": DelayedDiLoCoStrategy,
     "DiLoCo": DiLoCoStrategy,
+    "EagerDiLoCo": EagerDiLoCoStrategy,
     "FedAvg": FedAvgStrategy,
     "LocalSGD": LocalSGDStrategy,
     "SPARTA": SPARTAStrategy,
     "SPARTA+DiLoCo": SPARTADiLoCoStrategy,
+    "StreamingDiLoCo": StreamingDiLoCoStrategy,
 }
 
 
 #: Name of a module in the `modules` of a Chain -> class.
 MODULES: dict[str, type[Module]] = {
+    "DelayedDiLoCo": DelayedDiLoCoCommunicator,
     "DiLoCo": DiLoCoCommunicator,
+    "EagerDiLoCo": EagerDiLoCoCommunicator,
     "FedAvg": AveragingCommunicator,
     "SPARTA": SparseCommunicator,
     "Sites": Sites,
+    "StreamingDiLoCo": StreamingDiLoCoCommunicator,
 }
 
 

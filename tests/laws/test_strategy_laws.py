@@ -1,162 +1,41 @@
-"""Every strategy against its algorithm and its byte formula. A new strategy adds one row to TABLE."""
+"""Strategies' variants and parts against their algorithms; the strategies themselves are in conformance/."""
 
 from __future__ import annotations
 
 import copy
-import io
-import random
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
     AllReduceStrategy,
-    DeMoStrategy,
-    DiLoCoStrategy,
     FedAvgStrategy,
     IndexSelector,
-    LocalSGDStrategy,
     PartitionedIndexSelector,
     RandomIndexSelector,
     ShuffledSequentialIndexSelector,
-    SPARTADiLoCoStrategy,
     SPARTAStrategy,
-    Strategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_named
 from exogym_core.strategy.parts.selectors import slice_bounds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 SEED = 11
-DTYPE_BYTES = 8  # the table trains in fp64, so that rounding hides nothing
-
 adamw = partial(torch.optim.AdamW, lr=0.01)
-sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One strategy: how to make it, its algorithm, and the payload of a 1-based step.
-
-    `payload(model, step, num_ranks)` is in bytes per rank; `sent_factor(n)` turns it into bytes sent by all
-    `n` ranks together. `islands` marks exchanges that not all ranks take part in.
-    """
-
-    name: str
-    make: Callable[[], Strategy]
-    algorithm: Callable[[nn.Module, reference.Batches], list[nn.Module]]
-    payload: Callable[[nn.Module, int, int], int]
-    sent_factor: Callable[[int], int] = lambda n: 2 * (n - 1)
-    tolerance: float = 1e-9
-    unequal: bool = field(default=False)
+WIRE_CODECS = sorted(name for name, codec in CODECS.items() if codec is not None)
 
 
 def num_values(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def every(period: int, num_bytes: Callable[[nn.Module], int]) -> Callable[[nn.Module, int, int], int]:
-    return lambda model, step, _: num_bytes(model) if step % period == 0 else 0
-
-
 def whole(model: nn.Module) -> int:
-    return DTYPE_BYTES * num_values(model)
-
-
-def share(p: float) -> Callable[[nn.Module], int]:
-    return lambda model: DTYPE_BYTES * max(1, round(p * num_values(model)))
-
-
-def local(after: Callable[[nn.Module], Any], make_optim: Any = adamw, max_norm: float | None = None) -> Any:
-    return lambda model, batches: reference.reference_local(
-        model, batches, make_optim, after(model), max_norm
-    )
-
-
-def through(codec: Codec) -> Callable[[Tensor], Tensor]:
-    """What `codec` leaves of values; exact enough as a whole for codecs without chunks."""
-    return lambda values: codec.decode(codec.encode(values), len(values)).double()
-
-
-def demo_payload(topk: int, chunk: int, entry_bytes: int) -> Callable[[nn.Module, int, int], int]:
-    def payload(model: nn.Module, step: int, num_ranks: int) -> int:
-        blocks = [b for p in model.parameters() for b in reference.matrix_blocks(p.detach(), chunk)]
-        return sum(min(topk, block.numel()) for block in blocks) * entry_bytes
-
-    return payload
-
-
-TABLE = [
-    Row(
-        "AllReduce",
-        lambda: AllReduceStrategy("adamw", lr=0.01, max_norm=0.5, bucket_bytes=64),
-        lambda model, batches: reference.reference_all_reduce(model, batches, adamw, max_norm=0.5),
-        every(1, whole),
-    ),
-    Row(
-        "FedAvg",
-        lambda: FedAvgStrategy(torch.optim.SGD, H=2, island_size=99, lr=0.05),
-        local(lambda _: reference.averaging(2, 99, SEED), partial(torch.optim.SGD, lr=0.05)),
-        every(2, whole),
-    ),
-    Row(
-        "LocalSGD",
-        lambda: LocalSGDStrategy(H=3, optim_spec=sgd, max_norm=0.3),
-        local(lambda _: reference.averaging(3, None, SEED), sgd, max_norm=0.3),
-        every(3, whole),
-    ),
-    Row(
-        "DiLoCo",
-        lambda: DiLoCoStrategy(adamw, H=3),
-        local(lambda model: reference.outer(model, 3)),
-        every(3, whole),
-    ),
-    Row(
-        "DiLoCo fp16",
-        lambda: DiLoCoStrategy(adamw, H=2, codec="fp16", outer_lr=0.5, outer_momentum=0.8),
-        local(lambda model: reference.outer(model, 2, 0.5, 0.8, through(_codec("fp16")))),
-        every(2, lambda model: 2 * num_values(model)),
-        tolerance=1e-3,  # a value on the border between two codes may round either way
-    ),
-    Row(
-        "SPARTA",
-        lambda: SPARTAStrategy(adamw, p_sparta=0.1, interval=2),
-        local(lambda _: reference.sparse(RandomIndexSelector(0.1), 2, SEED)),
-        every(2, share(0.1)),
-    ),
-    Row(
-        "SPARTA+DiLoCo",
-        lambda: SPARTADiLoCoStrategy(adamw, p_sparta=0.2, sparta_interval=2, H=3),
-        local(
-            lambda model: reference.both(
-                reference.sparse(RandomIndexSelector(0.2), 2, SEED), reference.outer(model, 3)
-            )
-        ),
-        lambda model, step, n: every(2, share(0.2))(model, step, n) + every(3, whole)(model, step, n),
-    ),
-    Row(
-        "DeMo",
-        lambda: DeMoStrategy(lr=0.01, compression_topk=3, compression_chunk=4, weight_decay=0.1),
-        lambda model, batches: reference.reference_demo(
-            model, batches, lr=0.01, decay=0.999, topk=3, chunk=4, weight_decay=0.1
-        ),
-        demo_payload(3, 4, 12),
-        sent_factor=lambda n: n * (n - 1),
-    ),
-]
-
-
-WIRE_CODECS = sorted(name for name, codec in CODECS.items() if codec is not None)
+    return 8 * num_values(model)
 
 
 def _codec(name: str) -> Codec:
@@ -174,99 +53,6 @@ problems = st.fixed_dictionaries(
         "seed": st.integers(0, 1000),
     }
 )
-rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-
-
-@rows
-@settings(max_examples=12)
-@given(problem=problems)
-def test_equals_its_algorithm_in_one_process(row: Row, problem: dict[str, int]) -> None:
-    model, batches = reference.make_problem(**problem)
-    run = reference.run_strategy(row.make(), model, batches, SEED)
-    expected = row.algorithm(copy.deepcopy(model), batches)
-    for got, replica in zip(run.results, expected, strict=True):
-        torch.testing.assert_close(got, reference.vector(replica), rtol=row.tolerance, atol=row.tolerance)
-
-
-@rows
-@settings(max_examples=12)
-@given(problem=problems)
-def test_bytes_equal_their_formula(row: Row, problem: dict[str, int]) -> None:
-    model, batches = reference.make_problem(**problem)
-    n = problem["num_ranks"]
-    run = reference.run_strategy(row.make(), model, batches, SEED)
-    payload = sum(row.payload(model, step, n) for step in range(1, len(batches) + 1))
-    sent = sum(traffic.bytes_sent for traffic in run.traffic)
-    assert sent == payload * row.sent_factor(n)
-    if n > 1:
-        assert [traffic.payload_bytes for traffic in run.traffic] == [payload] * n
-
-
-@rows
-def test_same_seed_gives_the_same_bits_and_touches_no_global_generator(row: Row) -> None:
-    model, batches = reference.make_problem(3, 6, 4, 6, seed=1)
-    torch.manual_seed(5)
-    random.seed(5)
-    first = reference.run_strategy(row.make(), model, batches, SEED)
-    torch.manual_seed(6)
-    random.seed(6)
-    second = reference.run_strategy(row.make(), model, batches, SEED)
-    for one, other in zip(first.results, second.results, strict=True):
-        assert torch.equal(one, other)
-
-
-@rows
-@pytest.mark.parametrize("stop", [1, 2, 4])
-def test_state_saved_and_loaded_goes_on_with_the_same_bits(row: Row, stop: int) -> None:
-    model, batches = reference.make_problem(3, 7, 4, 6, seed=2)
-
-    def interrupted(comm: Communicator) -> Tensor:
-        strategy, replica = row.make(), copy.deepcopy(model)
-        strategy.setup(replica, comm, len(batches), SEED)
-        reference.train(strategy, replica, comm, batches[:stop])
-        stored = io.BytesIO()
-        torch.save((strategy.state_dict(), replica.state_dict()), stored)
-        stored.seek(0)
-        state, weights = torch.load(stored)
-        strategy, replica = row.make(), copy.deepcopy(model)
-        strategy.setup(replica, comm, len(batches), SEED)
-        replica.load_state_dict(weights)
-        strategy.load_state_dict(state)
-        assert strategy.local_step == stop
-        reference.train(strategy, replica, comm, batches, start=stop)
-        return reference.vector(replica)
-
-    straight = reference.run_strategy(row.make(), model, batches, SEED).results
-    for one, other in zip(straight, run_ranks(interrupted, 3).results, strict=True):
-        assert torch.equal(one, other)
-
-
-@rows
-def test_real_sockets_and_other_processes_change_neither_result_nor_bytes(row: Row) -> None:
-    model, batches = reference.make_problem(3, 20, 4, 6, seed=1)
-    simulated = reference.run_strategy(row.make(), model, batches, SEED)
-    apart = reference.run_strategy(
-        row.make(), model, batches, SEED, workers={"kind": "processes", "processes": 2}
-    )
-    real = reference.run_strategy(row.make(), model, batches, SEED, transport="gloo")
-    for ours, same, theirs in zip(simulated.results, apart.results, real.results, strict=True):
-        assert torch.equal(ours, same)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert simulated.traffic == apart.traffic
-    for ours, theirs in zip(simulated.traffic, real.traffic, strict=True):
-        assert (ours.bytes_sent, ours.payload_bytes) == (theirs.bytes_sent, theirs.payload_bytes)
-
-
-@rows
-@settings(max_examples=4)
-@given(problem=problems)
-def test_replicas_agree_where_all_is_exchanged(row: Row, problem: dict[str, int]) -> None:
-    model, batches = reference.make_problem(**{**problem, "steps": 6})
-    results = reference.run_strategy(row.make(), model, batches, SEED).results
-    if row.name.startswith("SPARTA") and "DiLoCo" not in row.name:
-        return  # replicas stay apart in what was not chosen
-    for result in results[1:]:
-        assert torch.equal(results[0], result)
 
 
 @settings(max_examples=10)

@@ -22,7 +22,7 @@ from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
 from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
-from exogym_core.communicator.parts import parts_of, scatter_parts
+from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class GlooCommunicator(Communicator):
         )
 
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
-        flat = self._stage(tensor, own=async_op)
+        flat = self._stage(gathered_tensor(self, tensor), own=async_op)
         return self._collective(
             "all_gather",
             [tensor],

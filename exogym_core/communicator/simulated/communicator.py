@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator.base import Handle, Traffic
-from exogym_core.communicator.parts import parts_of, scatter_parts
+from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
 from exogym_core.communicator.simulated.mail import MailRanks, message_lane
 from exogym_core.communicator.simulated.port import Port, RankState, ScheduleBook
 from exogym_core.communicator.simulated.present import PresentRanks, signature_of
@@ -157,6 +157,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         return self._collective("reduce", [tensor], into, async_op, reduce_op=reduce_op, root=dst)
 
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
+        tensor = gathered_tensor(self, tensor)
         return self._collective("all_gather", [tensor], _copies_on(tensor.device), async_op)
 
     def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:

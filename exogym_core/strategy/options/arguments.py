@@ -27,6 +27,7 @@ __all__ = [
     "refuse_unknown",
     "resolved_synonyms",
     "told_arguments",
+    "whole_number",
 ]
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ SYNONYMS = (
     ("codec", "hivemind_compression", "grad_compression"),
     ("interval", "sparta_interval"),
     ("ranks_per_worker", "ranks_per_site"),
+    ("tau", "fragment_sync_delay"),
+    ("alpha", "fragment_update_alpha"),
 )
 
 
@@ -170,6 +173,13 @@ def refuse_unknown(cls: type, unknown: Mapping[str, Any]) -> None:
     """Raise UnknownNameError if `unknown` holds anything: an argument is never swallowed."""
     if unknown:
         raise unknown_arguments(cls.__name__, unknown, accepted_arguments(cls), STRATEGY_ARGUMENTS)
+
+
+def whole_number(where: str, name: str, value: object) -> int:
+    """`value` as an int of at least 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(f"{where}: {name}={value!r} must be a whole number of at least 0")
+    return value
 
 
 def positive_int(where: str, name: str, value: object) -> int:

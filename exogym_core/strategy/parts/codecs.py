@@ -15,6 +15,7 @@ __all__ = [
     "Blockwise8BitCodec",
     "CastCodec",
     "Codec",
+    "E3M0Codec",
     "Int8Codec",
     "Quantile8BitCodec",
     "ScaledFloat16Codec",
@@ -168,6 +169,49 @@ class Blockwise8BitCodec(_BlockCodec):
         return self._table.to(codes.device)[codes.int()]
 
 
+class E3M0Codec(_BlockCodec):
+    """Half a byte a value: a sign and three bits of exponent, and one fp32 scale s, `max |x|`, of 256 values.
+
+    Level 0 is 0, level L from 1 to 7 is `2 ** (L - 7) s`; the nearest in logarithm is taken.
+
+    References:
+        Douillard et al., Streaming DiLoCo, arXiv 2501.18512, section 3.3: four bits without a mantissa. How values are
+        scaled is not said there: blocks of 256 follow others' code.
+    """
+
+    largest = 1
+
+    def __init__(self, chunk: int = 256) -> None:
+        super().__init__(chunk)
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Scales first, then two values a byte, the first in the lower half."""
+        message = super().encode(values)
+        start = 4 * self._num_chunks(len(values))
+        codes = torch.nn.functional.pad(message[start:], (0, len(values) % 2))
+        return torch.cat([message[:start], codes[::2] | codes[1::2] << 4])
+
+    def decode(self, message: Tensor, num_values: int) -> Tensor:
+        """Level times scale."""
+        start = 4 * self._num_chunks(num_values)
+        pairs = message[start:]
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=1).view(-1)[:num_values]
+        return super().decode(torch.cat([message[:start], codes]), num_values)
+
+    def encoded_bytes(self, num_values: int) -> int:
+        """Half a byte a value, rounded up, and four a block."""
+        return -(-num_values // 2) + 4 * self._num_chunks(num_values)
+
+    def _codes(self, levels: Tensor) -> Tensor:
+        exponents = (levels.abs().log2().nan_to_num(neginf=-99.0).round() + 7).clamp(0, 7).to(torch.uint8)
+        return exponents | (levels < 0).to(torch.uint8) << 3
+
+    def _levels(self, codes: Tensor) -> Tensor:
+        exponents = (codes & 7).float()
+        magnitudes = torch.where(exponents > 0, (exponents - 7).exp2(), 0.0)
+        return torch.where(codes & 8 > 0, -magnitudes, magnitudes)
+
+
 class _HeadedCodec(Codec):
     """Values in pieces, each with a head of its own of `num_head` fp32 numbers before its codes."""
 
@@ -272,6 +316,7 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
 CODECS: dict[str, Codec | None] = {
     "bf16": CastCodec(torch.bfloat16),
     "blockwise8bit": Blockwise8BitCodec(),
+    "e3m0": E3M0Codec(),
     "fp16": CastCodec(torch.float16),
     "fp32": None,
     "int8": Int8Codec(),

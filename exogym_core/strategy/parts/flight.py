@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -21,12 +21,20 @@ class Flight(Generic[T]):
 
     Args:
         steps: the exchange.
+        comm: with `calls`, a communicator of this rank.
+        calls: of a flight before a restart, how far it had come: its calls are posted again, to the same end.
+
+    Attributes:
+        calls: what a checkpoint keeps of it besides what was sent: the numbers of the calls posted, step by step.
     """
 
-    def __init__(self, steps: Steps[T]) -> None:
+    def __init__(
+        self, steps: Steps[T], comm: Communicator | None = None, calls: Sequence[Sequence[int]] = ()
+    ) -> None:
         self._steps = steps
         self._results: list[T] = []
         self._waits_for: Handle[Any] | None = None
+        self.calls: list[list[int]] = []
         self._go_on(None)
 
     def _go_on(self, value: Any) -> None:

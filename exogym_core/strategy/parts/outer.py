@@ -66,11 +66,15 @@ class Round:
     """An outer round under way: pseudo-gradients that have left and are being averaged.
 
     Args:
-        flights: one a bucket.
+        sent: this site's, flat, as they were.
+        flights: of each to the mean.
+
+    Attributes:
+        sent: likewise.
     """
 
-    def __init__(self, flights: Sequence[Flight[Tensor]]) -> None:
-        self._flights = flights
+    def __init__(self, sent: Sequence[Tensor], flights: Sequence[Flight[Tensor]]) -> None:
+        self.sent, self._flights = sent, flights
 
     def wait(self) -> list[Tensor]:
         """The mean pseudo-gradients, flat."""
@@ -80,6 +84,11 @@ class Round:
         """Post what follows, if what it needs has come; nobody waits."""
         for flight in self._flights:
             flight.go_on()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was sent, and which calls carry it."""
+        sent = [flat.clone() for flat in self.sent]
+        return {"sent": sent, "calls": [flight.calls for flight in self._flights]}
 
 
 class OuterStep:
@@ -116,8 +125,19 @@ class OuterStep:
     @torch.no_grad()
     def begin(self, site: Site | None) -> Round:
         """Send this site's pseudo-gradients on their way to the mean over sites. None: a rank alone."""
-        sent = zip(self.pseudo_gradients(), self.residuals, strict=True)
-        return Round([Flight(_mean(site, self.averaging, flat, residual)) for flat, residual in sent])
+        sent = self.pseudo_gradients()
+        steps = zip(sent, self.residuals, strict=True)
+        flights = [Flight(_mean(site, self.averaging, flat.clone(), residual)) for flat, residual in steps]
+        return Round(sent, flights)
+
+    def resumed(self, site: Site | None, saved: Mapping[str, Any]) -> Round:
+        """The round that `Round.state_dict` told of: what was sent is sent again, unheard by the clock."""
+        comm = None if site is None else site.between
+        flights = [
+            Flight(_mean(site, self.averaging, flat.clone(), residual), comm, calls)
+            for flat, residual, calls in zip(saved["sent"], self.residuals, saved["calls"], strict=True)
+        ]
+        return Round(saved["sent"], flights)
 
     @torch.no_grad()
     def averaged(self, comm: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
@@ -140,6 +160,12 @@ class OuterStep:
         """Set this rank's parameters to the global ones."""
         for flat, bucket in zip(self.flats, self.buckets, strict=True):
             write_back(flat, bucket)
+
+    @torch.no_grad()
+    def mix(self, alpha: float) -> None:
+        """Set this rank's parameters to `alpha` of them and the rest of the global ones."""
+        for flat, bucket in zip(self.flats, self.buckets, strict=True):
+            write_back(flat if alpha == 0 else alpha * flatten(bucket) + (1 - alpha) * flat, bucket)
 
     @torch.no_grad()
     def pseudo_gradients(self) -> list[Tensor]:

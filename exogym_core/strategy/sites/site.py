@@ -79,6 +79,11 @@ class Site:
         """The same, waited for."""
         return run(self.steps(averaging, flat, residual))
 
+    def apart(self) -> Site:
+        """The same ranks in groups of their own, whose collectives wait for no others'; called by all of them."""
+        inside = None if self.inside is None else self.inside.group(range(self.inside.world_size))
+        return Site(inside, self.between.group(range(self.between.world_size)))
+
     def among(self, sites: Sequence[int]) -> Site:
         """This rank's connections to some of the sites, its own among them."""
         if len(sites) == self.between.world_size:

@@ -1,0 +1,110 @@
+"""Overlapped outer rounds in one process, parameter by parameter, to test strategies against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import strategy_reference as reference
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+
+class Nesterov:
+    """torch's SGD with Nesterov momentum, on one tensor."""
+
+    def __init__(self, phi: Tensor, lr: float, momentum: float) -> None:
+        self.phi, self.lr, self.momentum = phi, lr, momentum
+        self.velocity = torch.zeros_like(phi)
+
+    def step(self, gradient: Tensor) -> Tensor:
+        """Phi after a step, changed in place."""
+        self.velocity.mul_(self.momentum).add_(gradient)
+        return self.phi.sub_(self.lr * (gradient + self.momentum * self.velocity))
+
+
+def streaming(
+    model: nn.Module,
+    fragments: list[list[int]],
+    H: int,  # noqa: N803
+    tau: int,
+    alpha: float,
+    last: int,
+    lr: float = 0.4,
+    momentum: float = 0.9,
+) -> Callable[[int, list[nn.Module]], None]:
+    """Streaming DiLoCo; `fragments` are indices of parameters, `last` the number of the last step."""
+    outers = [Nesterov(p.detach().clone(), lr, momentum) for p in model.parameters()]
+    under_way: dict[int, tuple[int, list[Tensor]]] = {}
+
+    def apply(p: int, replicas: list[nn.Module]) -> None:
+        for index, mean in zip(fragments[p], under_way.pop(p)[1], strict=True):
+            phi = outers[index].step(mean)
+            for replica in replicas:
+                theta = list(replica.parameters())[index]
+                theta.copy_(alpha * theta + (1 - alpha) * phi)
+
+    def after_step(number: int, replicas: list[nn.Module]) -> None:
+        for p, members in enumerate(fragments):
+            if p in under_way and under_way[p][0] == number:
+                apply(p, replicas)
+            if number % H == (p + 1) * H // len(fragments) % H:
+                parameters = [list(replica.parameters()) for replica in replicas]
+                means = [reference.mean([outers[i].phi - own[i] for own in parameters]) for i in members]
+                under_way[p] = (number + tau, means)
+                if tau == 0:
+                    apply(p, replicas)
+        if number == last:
+            for p in sorted(under_way):
+                apply(p, replicas)
+
+    return after_step
+
+
+def delayed(
+    model: nn.Module,
+    H: int,  # noqa: N803
+    last: int,
+    *,
+    eager: bool = False,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+) -> Callable[[int, list[nn.Module]], None]:
+    """The outer gradient of a round, or with `eager` the others' part of it, is applied a round late."""
+    start, n = reference.vector(model), None
+    outers: list[Nesterov] = []
+    late: list[Tensor] = []  # the displacements of the round before, by rank
+
+    def gradient(rank: int, fresh: list[Tensor]) -> Tensor:
+        if not eager:
+            return reference.mean(late)
+        total = torch.zeros_like(start)
+        if fresh:
+            total += fresh[rank]
+        for other, displacement in enumerate(late):
+            if other != rank:
+                total += displacement
+        return total / n
+
+    def end_round(fresh: list[Tensor], replicas: list[nn.Module]) -> None:
+        for rank, (outer, replica) in enumerate(zip(outers, replicas, strict=True)):
+            if late or eager:
+                outer.step(gradient(rank, fresh))
+            torch.nn.utils.vector_to_parameters(outer.phi.clone(), replica.parameters())
+
+    def after_step(number: int, replicas: list[nn.Module]) -> None:
+        nonlocal n
+        if not outers:
+            n = len(replicas)
+            outers.extend(Nesterov(start.clone(), lr, momentum) for _ in replicas)
+        if number % H == 0:
+            fresh = [outer.phi - reference.vector(r) for outer, r in zip(outers, replicas, strict=True)]
+            end_round(fresh, replicas)
+            late[:] = fresh
+        if number == last and late:
+            end_round([], replicas)
+
+    return after_step

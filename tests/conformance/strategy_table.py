@@ -1,0 +1,230 @@
+"""The table of strategies. A new one is a row: how it is made, its algorithm in one process, and its payload.
+
+`test_strategy_table.py` beside this file holds every row to the common laws; docs/strategies.md tells how to add one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import outer_references as outer_rounds
+import strategy_reference as reference
+import torch
+
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    Chain,
+    DelayedDiLoCoStrategy,
+    DeMoStrategy,
+    DiLoCoCommunicator,
+    DiLoCoStrategy,
+    EagerDiLoCoStrategy,
+    FedAvgStrategy,
+    LocalSGDStrategy,
+    RandomIndexSelector,
+    SparseCommunicator,
+    SPARTADiLoCoStrategy,
+    SPARTAStrategy,
+    Strategy,
+    StreamingDiLoCoStrategy,
+)
+from exogym_core.strategy.parts.codecs import Codec, codec_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+SEED = 11
+DTYPE_BYTES = 8  # the table trains in fp64, so that rounding hides nothing
+
+adamw = partial(torch.optim.AdamW, lr=0.01)
+sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy: how to make it, its algorithm, and the payload of a 1-based step.
+
+    `payload(model, step, num_ranks)` is in bytes per rank; `sent_factor(n)` turns it into bytes sent by all
+    `n` ranks together. `apart` marks strategies whose replicas never are all alike.
+    """
+
+    name: str
+    make: Callable[[], Strategy]
+    algorithm: Callable[[nn.Module, reference.Batches], list[nn.Module]]
+    payload: Callable[[nn.Module, int, int], int]
+    sent_factor: Callable[[int], int] = lambda n: 2 * (n - 1)
+    tolerance: float = 1e-9
+    apart: bool = field(default=False)
+
+
+def num_values(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def every(period: int, num_bytes: Callable[[nn.Module], int]) -> Callable[[nn.Module, int, int], int]:
+    return lambda model, step, _: num_bytes(model) if step % period == 0 else 0
+
+
+def whole(model: nn.Module) -> int:
+    return DTYPE_BYTES * num_values(model)
+
+
+def share(p: float) -> Callable[[nn.Module], int]:
+    return lambda model: DTYPE_BYTES * max(1, round(p * num_values(model)))
+
+
+def local(after: Callable[[nn.Module], Any], make_optim: Any = adamw, max_norm: float | None = None) -> Any:
+    return lambda model, batches: reference.reference_local(
+        model, batches, make_optim, after(model), max_norm
+    )
+
+
+def over_steps(after: Callable[[nn.Module, int], Any], make_optim: Any = adamw) -> Any:
+    """As `local`, for exchanges that end with the run: `after` is told the number of the last step, too."""
+    return lambda model, batches: reference.reference_local(
+        model, batches, make_optim, after(model, len(batches))
+    )
+
+
+def fragments(members: list[list[int]], H: int) -> Callable[[nn.Module, int, int], int]:  # noqa: N803
+    """The fragments that leave after a step."""
+
+    def payload(model: nn.Module, step: int, _: int) -> int:
+        sizes = [p.numel() for p in model.parameters()]
+        leaving = [of for p, of in enumerate(members) if (step - (p + 1) * H // len(members)) % H == 0]
+        return DTYPE_BYTES * sum(sizes[index] for of in leaving for index in of)
+
+    return payload
+
+
+def through(codec: Codec) -> Callable[[Tensor], Tensor]:
+    """What `codec` leaves of values; exact enough as a whole for codecs without chunks."""
+    return lambda values: codec.decode(codec.encode(values), len(values)).double()
+
+
+def demo_payload(topk: int, chunk: int, entry_bytes: int) -> Callable[[nn.Module, int, int], int]:
+    def payload(model: nn.Module, step: int, num_ranks: int) -> int:
+        blocks = [b for p in model.parameters() for b in reference.matrix_blocks(p.detach(), chunk)]
+        return sum(min(topk, block.numel()) for block in blocks) * entry_bytes
+
+    return payload
+
+
+TABLE = [
+    Row(
+        "AllReduce",
+        lambda: AllReduceStrategy("adamw", lr=0.01, max_norm=0.5, bucket_bytes=64),
+        lambda model, batches: reference.reference_all_reduce(model, batches, adamw, max_norm=0.5),
+        every(1, whole),
+    ),
+    Row(
+        "FedAvg",
+        lambda: FedAvgStrategy(torch.optim.SGD, H=2, island_size=99, lr=0.05),
+        local(lambda _: reference.averaging(2, 99, SEED), partial(torch.optim.SGD, lr=0.05)),
+        every(2, whole),
+    ),
+    Row(
+        "LocalSGD",
+        lambda: LocalSGDStrategy(H=3, optim_spec=sgd, max_norm=0.3),
+        local(lambda _: reference.averaging(3, None, SEED), sgd, max_norm=0.3),
+        every(3, whole),
+    ),
+    Row(
+        "DiLoCo",
+        lambda: DiLoCoStrategy(adamw, H=3),
+        local(lambda model: reference.outer(model, 3)),
+        every(3, whole),
+    ),
+    Row(
+        "DiLoCo fp16",
+        lambda: DiLoCoStrategy(adamw, H=2, codec="fp16", outer_lr=0.5, outer_momentum=0.8),
+        local(lambda model: reference.outer(model, 2, 0.5, 0.8, through(_codec("fp16")))),
+        every(2, lambda model: 2 * num_values(model)),
+        tolerance=1e-3,  # a value on the border between two codes may round either way
+    ),
+    Row(
+        "SPARTA",
+        lambda: SPARTAStrategy(adamw, p_sparta=0.1, interval=2),
+        local(lambda _: reference.sparse(RandomIndexSelector(0.1), 2, SEED)),
+        every(2, share(0.1)),
+        apart=True,
+    ),
+    Row(
+        "SPARTA+DiLoCo",
+        lambda: SPARTADiLoCoStrategy(adamw, p_sparta=0.2, sparta_interval=2, H=3),
+        local(
+            lambda model: reference.both(
+                reference.sparse(RandomIndexSelector(0.2), 2, SEED), reference.outer(model, 3)
+            )
+        ),
+        lambda model, step, n: every(2, share(0.2))(model, step, n) + every(3, whole)(model, step, n),
+    ),
+    Row(
+        "DeMo",
+        lambda: DeMoStrategy(lr=0.01, compression_topk=3, compression_chunk=4, weight_decay=0.1),
+        lambda model, batches: reference.reference_demo(
+            model, batches, lr=0.01, decay=0.999, topk=3, chunk=4, weight_decay=0.1
+        ),
+        demo_payload(3, 4, 12),
+        sent_factor=lambda n: n * (n - 1),
+    ),
+    Row(
+        "Chain",
+        lambda: Chain([SparseCommunicator(p_sparta=0.2, interval=2), DiLoCoCommunicator(H=2)], adamw),
+        local(
+            lambda model: reference.both(
+                reference.sparse(RandomIndexSelector(0.2), 2, SEED), reference.outer(model, 2)
+            )
+        ),
+        lambda model, step, n: every(2, share(0.2))(model, step, n) + every(2, whole)(model, step, n),
+    ),
+    Row(
+        "StreamingDiLoCo",
+        lambda: StreamingDiLoCoStrategy(adamw, H=5, num_fragments=2, tau=2, alpha=0.25),
+        over_steps(lambda model, last: outer_rounds.streaming(model, [[0, 2], [1, 3]], 5, 2, 0.25, last)),
+        fragments([[0, 2], [1, 3]], 5),
+        apart=True,
+    ),
+    Row(
+        "StreamingDiLoCo sequential",
+        lambda: StreamingDiLoCoStrategy(
+            sgd,
+            sync_every=4,
+            num_fragments=3,
+            pattern="sequential",
+            fragment_sync_delay=3,
+            fragment_update_alpha=0.5,
+        ),
+        over_steps(
+            lambda model, last: outer_rounds.streaming(model, [[0], [1], [2, 3]], 4, 3, 0.5, last), sgd
+        ),
+        fragments([[0], [1], [2, 3]], 4),
+        apart=True,
+    ),
+    Row(
+        "DelayedDiLoCo",
+        lambda: DelayedDiLoCoStrategy(adamw, H=2),
+        over_steps(lambda model, last: outer_rounds.delayed(model, 2, last)),
+        every(2, whole),
+        apart=True,
+    ),
+    Row(
+        "EagerDiLoCo",
+        lambda: EagerDiLoCoStrategy(adamw, H=2, outer_lr=0.5, outer_momentum=0.8),
+        over_steps(
+            lambda model, last: outer_rounds.delayed(model, 2, last, eager=True, lr=0.5, momentum=0.8)
+        ),
+        every(2, whole),
+        apart=True,
+    ),
+]
+
+
+def _codec(name: str) -> Codec:
+    codec = codec_named(name)
+    assert codec is not None
+    return codec
