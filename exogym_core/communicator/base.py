@@ -383,6 +383,24 @@ class Communicator(ABC):
         """Calls inside are made again after a restart: values are exchanged, the clock hears nothing."""
         yield
 
+    @contextmanager
+    def noting_calls(self) -> Iterator[list[int]]:
+        """Calls inside may be in flight in a checkpoint: whoever made them makes them again with `calls_again`.
+
+        What is noted names them for that.
+        """
+        yield []
+
+    @contextmanager
+    def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+        """Within `repeating`, calls inside are those that were noted as `numbers`, in flight at a checkpoint.
+
+        Their values are exchanged again, and nothing is counted; waiting for them later is waiting on the clock.
+        Elsewhere they are calls like others, as inside `noting_calls`.
+        """
+        with self.noting_calls() as noted:
+            yield noted
+
     def flush(self) -> None:
         """Have what this rank has marked so far seen soon, not when it next waits for others."""
 

@@ -98,7 +98,8 @@ class StreamingDiLoCoCommunicator(Module):
         """Cut the parameters into fragments."""
         super().enter(strategy, scope)
         where, names = type(strategy).__name__, [name for name, _ in strategy.named_trainable()]
-        self.members = fragments_of(names, self.options, where)
+        told = self.options
+        self.members = fragments_of(names, told.num_fragments, told.fragments, told.pattern, where)
         if len(self.members) > self.H:
             raise InputError(f"{where}: {len(self.members)} fragments need an H of as many steps at least")
         averaging = self.options.averaging().charged(strategy.coding, strategy.comm)

@@ -225,7 +225,8 @@ class Loop:
         with self.comm.repeating():
             self._set_up()
         self.comm.load_state_dict(saved["communicator"])  # first: strategies look at its counters
-        self.load_state_dict(saved)
+        with self.comm.repeating():  # what was in flight is sent again
+            self.load_state_dict(saved)
         with torch.no_grad():
             for name, buffer in passing_buffers(self.model).items():
                 buffer.copy_(saved["buffers"][name])

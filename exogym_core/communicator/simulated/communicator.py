@@ -288,7 +288,8 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         if on_clock:
             self._count(call, member, tensors)
             self._request(Post(key, member, call))
-        self._state.in_flight[key, member] = signature
+        if self._state.noted is None:
+            self._state.in_flight[key, member] = signature
         return SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
@@ -302,8 +303,13 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         return (self._group_id, "off") if self._state.off_clock else self._group_id
 
     def _next_number(self, lane: Hashable, side: str = "") -> int:
-        number = self._state.num_calls[lane, side]
-        self._state.num_calls[lane, side] = number + 1
+        state = self._state
+        if state.again is not None:
+            return state.again.pop(0)
+        number = state.num_calls[lane, side]
+        state.num_calls[lane, side] = number + 1
+        if state.noted is not None:
+            state.noted.append(number)
         return number
 
     def _request(self, request: Request) -> None:
@@ -375,6 +381,32 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
             yield
         finally:
             self._state.repeating = False
+
+    @contextmanager
+    def noting_calls(self) -> Iterator[list[int]]:
+        state = self._state
+        noted: list[int] = []
+        before, state.noted = state.noted, noted
+        try:
+            yield noted
+        finally:
+            state.noted = before
+
+    @contextmanager
+    def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+        state = self._state
+        with self.noting_calls() as noted:
+            if not state.repeating:
+                yield noted
+                return
+            traffic, seconds = asdict(state.traffic), state.pending_seconds
+            state.again = list(numbers)
+            try:
+                yield list(numbers)
+            finally:
+                state.again, state.pending_seconds = None, seconds
+                for name, value in traffic.items():
+                    setattr(state.traffic, name, value)
 
     def flush(self) -> None:
         self._port.flush()

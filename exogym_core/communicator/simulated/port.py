@@ -70,6 +70,8 @@ class RankState:
     num_calls: Counter[Hashable] = field(default_factory=Counter)
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
+    noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
+    again: list[int] | None = None  # numbers that calls made inside `calls_again` have
     has_mail: bool = False  # has put or taken letters
     withdrawn: dict[Key, tuple[Any, Signature]] = field(
         default_factory=dict

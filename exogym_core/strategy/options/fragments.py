@@ -9,8 +9,6 @@ from netsim.files.errors import InputError, unknown_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from exogym_core.strategy.streaming import StreamingOptions
-
 __all__ = ["PATTERNS", "fragments_of", "layers_of"]
 
 PATTERNS = ("strided", "sequential")
@@ -31,21 +29,27 @@ def layers_of(names: Sequence[str]) -> list[list[int]]:
     return list(layers.values())
 
 
-def fragments_of(names: Sequence[str], options: StreamingOptions, where: str) -> list[list[int]]:
-    """Indices of parameters, by fragment, each in the model's order.
+def fragments_of(
+    names: Sequence[str],
+    num_fragments: int | None,
+    fragments: Sequence[str | Sequence[str]] | None,
+    pattern: str,
+    where: str,
+) -> list[list[int]]:
+    """Indices of the parameters called `names`, by fragment, each in the model's order; see `StreamingOptions`.
 
     Raises:
         InputError: there are fewer layers than fragments, or a fragment has no parameter.
     """
-    if options.fragments is not None:
-        return _named(names, options.fragments, where)
+    if fragments is not None:
+        return _named(names, fragments, where)
     layers = layers_of(names)
-    count = options.num_fragments or max(1, len(layers) // 3)
+    count = num_fragments or max(1, len(layers) // 3)
     if count > len(layers):
         raise InputError(
             f"{where}: num_fragments={count}, but the model has {len(layers)} layers; cut it into as many at most"
         )
-    if options.pattern == "strided":
+    if pattern == "strided":
         cut = [layers[first::count] for first in range(count)]
     else:
         cut = [layers[p * len(layers) // count : (p + 1) * len(layers) // count] for p in range(count)]

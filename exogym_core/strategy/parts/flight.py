@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from exogym_core.communicator.base import Communicator, Handle
 
 __all__ = ["Flight", "Steps", "counted", "run"]
@@ -21,8 +24,9 @@ class Flight(Generic[T]):
 
     Args:
         steps: the exchange.
-        comm: with `calls`, a communicator of this rank.
-        calls: of a flight before a restart, how far it had come: its calls are posted again, to the same end.
+        comm: a communicator of this rank, where the flight may be in a checkpoint; whoever keeps what was sent
+            begins it again.
+        calls: of a flight before a restart, how far it had come: its calls are made again, to the same end.
 
     Attributes:
         calls: what a checkpoint keeps of it besides what was sent: the numbers of the calls posted, step by step.
@@ -35,14 +39,24 @@ class Flight(Generic[T]):
         self._results: list[T] = []
         self._waits_for: Handle[Any] | None = None
         self.calls: list[list[int]] = []
+        self._comm, self._again = comm, list(calls)
         self._go_on(None)
+        while self._again and self._waits_for is not None:
+            self._go_on(self._waits_for.wait())
 
     def _go_on(self, value: Any) -> None:
-        try:
-            self._waits_for = self._steps.send(value)
-        except StopIteration as end:
-            self._waits_for = None
-            self._results.append(end.value)
+        with self._noting() as noted:
+            try:
+                self._waits_for = self._steps.send(value)
+            except StopIteration as end:
+                self._waits_for = None
+                self._results.append(end.value)
+        self.calls.append(list(noted))
+
+    def _noting(self) -> AbstractContextManager[list[int]]:
+        if self._comm is None:
+            return nullcontext([])
+        return self._comm.calls_again(self._again.pop(0)) if self._again else self._comm.noting_calls()
 
     def wait(self) -> T:
         """Wait for what is still to come, post what follows, and return the result."""

@@ -68,13 +68,16 @@ class Round:
     Args:
         sent: this site's, flat, as they were.
         flights: of each to the mean.
+        owed: what former rounds had rounded off when this one began.
 
     Attributes:
         sent: likewise.
     """
 
-    def __init__(self, sent: Sequence[Tensor], flights: Sequence[Flight[Tensor]]) -> None:
-        self.sent, self._flights = sent, flights
+    def __init__(
+        self, sent: Sequence[Tensor], flights: Sequence[Flight[Tensor]], owed: Sequence[Tensor] = ()
+    ) -> None:
+        self.sent, self._flights, self._owed = sent, flights, owed
 
     def wait(self) -> list[Tensor]:
         """The mean pseudo-gradients, flat."""
@@ -87,8 +90,8 @@ class Round:
 
     def state_dict(self) -> dict[str, Any]:
         """What was sent, and which calls carry it."""
-        sent = [flat.clone() for flat in self.sent]
-        return {"sent": sent, "calls": [flight.calls for flight in self._flights]}
+        sent, owed = ([flat.clone() for flat in flats] for flats in (self.sent, self._owed))
+        return {"sent": sent, "owed": owed, "calls": [flight.calls for flight in self._flights]}
 
 
 class OuterStep:
@@ -125,19 +128,24 @@ class OuterStep:
     @torch.no_grad()
     def begin(self, site: Site | None) -> Round:
         """Send this site's pseudo-gradients on their way to the mean over sites. None: a rank alone."""
-        sent = self.pseudo_gradients()
-        steps = zip(sent, self.residuals, strict=True)
-        flights = [Flight(_mean(site, self.averaging, flat.clone(), residual)) for flat, residual in steps]
-        return Round(sent, flights)
+        return self._round(self.pseudo_gradients(), site, [()] * len(self.flats))
 
+    @torch.no_grad()
     def resumed(self, site: Site | None, saved: Mapping[str, Any]) -> Round:
-        """The round that `Round.state_dict` told of: what was sent is sent again, unheard by the clock."""
+        """The round that `Round.state_dict` told of, sent again."""
+        for residual, owed in zip(self.residuals, saved["owed"], strict=False):
+            if residual is not None:
+                residual.copy_(owed)
+        return self._round(saved["sent"], site, saved["calls"])
+
+    def _round(self, sent: Sequence[Tensor], site: Site | None, calls: Sequence[Any]) -> Round:
+        owed = [residual.clone() for residual in self.residuals if residual is not None]
         comm = None if site is None else site.between
         flights = [
-            Flight(_mean(site, self.averaging, flat.clone(), residual), comm, calls)
-            for flat, residual, calls in zip(saved["sent"], self.residuals, saved["calls"], strict=True)
+            Flight(_mean(site, self.averaging, flat.clone(), residual), comm, numbers)
+            for flat, residual, numbers in zip(sent, self.residuals, calls, strict=True)
         ]
-        return Round(saved["sent"], flights)
+        return Round(sent, flights, owed)
 
     @torch.no_grad()
     def averaged(self, comm: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
