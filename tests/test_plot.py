@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -174,3 +175,69 @@ def test_names_are_not_read_as_formulas() -> None:
     }
     figure = draw(Topology.from_mapping(mapping))
     assert figure.axes[0].get_title(loc="left") == "$\\frac$"
+
+
+def home_line(**weather: object) -> Topology:
+    return Topology.from_mapping(
+        {
+            "name": "home",
+            "source": "test",
+            "hosts": ["a", "b"],
+            "links": [{"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "5 ms"}],
+            **weather,
+        }
+    )
+
+
+def test_a_line_that_is_slow_one_way_shows_both_and_a_legend_says_how() -> None:
+    """It used to be drawn at one of its rates, with nothing that told what colours and boxes mean."""
+    figure = draw(home_line())
+    first, second = figure.axes[0].lines
+    assert first.get_linewidth() < second.get_linewidth()
+    assert first.get_color() != second.get_color()
+    told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "host" in told
+    assert any("half a line a direction" in text for text in told)
+    bars = [label.get_text() for axes in figure.axes[1:] for label in axes.get_xticklabels()]
+    assert bars[0] == "10 Mbit/s"
+    assert bars[-1] == "1 Gbit/s"
+
+
+def test_labels_between_regions_leave_their_own_lines_visible() -> None:
+    figure = draw(Topology.load("wan-4-regions"))
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    axes = figure.axes[0]
+    labels = [text for text in axes.texts if text.get_zorder() == 3]
+    assert len(labels) == 6
+    halves = [axes.transData.transform(line.get_xydata()) for line in axes.lines]
+    for text in labels:
+        box = text.get_window_extent(renderer)
+        covered = [
+            sum(box.contains(*point) for point in np.linspace(half[0], half[1], 100)) for half in halves
+        ]
+        assert sorted(covered)[-1] < 30, "some other line may pass behind it, none lies along it"
+
+
+def test_weather_is_in_the_picture_and_in_the_trace(tmp_path: Path) -> None:
+    events = [
+        {"at": "1 s", "link": ["a", "b"], "down": True, "for": "2 s"},
+        {"at": "5 s", "link": ["a", "b"], "bandwidth": "5 Mbit/s"},
+    ]
+    topology = home_line(events=events)
+    recorder = Recorder()
+    play_flows(topology, [(0.0, "a", "b", 10_000_000)], recorder=recorder)
+    axes = draw(topology, recorder).subfigs[1].axes[0]
+    assert len(axes.collections) == 1  # down from 1 s to 3 s
+    assert len(axes.lines) == 1  # half the rate from 5 s on
+    path = tmp_path / "trace.json"
+    recorder.write(path)
+    rows = json.loads(path.read_text())["traceEvents"]
+    down = [(row["ts"], row["dur"]) for row in rows if row["ph"] == "X" and row["name"] == "a->b down"]
+    assert down == [(1e6, 2e6)]
+    capacity = [
+        row["args"]
+        for row in rows
+        if row["ph"] == "C" and row["name"] == "a->b capacity" and row["ts"] == 5e6
+    ]
+    assert len(capacity) == 1

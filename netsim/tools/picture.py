@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
 
-__all__ = ["Place", "Sketch", "Wire", "draw_matrix", "draw_sketch"]
+__all__ = ["HOST", "INK", "PLACE", "Place", "Sketch", "Wire", "draw_matrix", "draw_sketch"]
 
 _MOST_LABELS = 14  # more links than this are told by a matrix beside the picture
 _MOST_LEAVES = 10  # more hosts that are alike and hang on one place are drawn as one
 _BOX_WIDTH, _LINE_HEIGHT = 0.32, 0.055  # of a label; the picture is two wide and two high
+_BESIDE = 0.1  # farther from an upright line, since labels are wide
 _ALONG = (0.5, 0.4, 0.6, 0.32, 0.68, 0.25, 0.75)  # where on its link a label may stand
-_INK, _PAPER = "#222222", "#ffffff"
-_PLACE, _HOST = "#cfe3f2", "#fbe3c0"
+INK, _PAPER = "#222222", "#ffffff"
+PLACE, HOST = "#cfe3f2", "#fbe3c0"
 
 
 @dataclass
@@ -58,6 +59,11 @@ class Wire:
     there: Link
     back: Link
     leads_to_host: bool = False
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bits per second from the first place to the second, and back."""
+        return self.there.bits_per_second, self.back.bits_per_second
 
     @property
     def label(self) -> str:
@@ -202,17 +208,24 @@ def draw_sketch(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
     axes.set_axis_off()
     axes.set_xlim(-1.25, 1.25)
     axes.set_ylim(-1.2, 1.2)
-    fastest = max((wire.there.bits_per_second for wire in sketch.wires), default=1.0)
+    fastest = max((rate for wire in sketch.wires for rate in wire.rates), default=1.0)
     taken = [(float(x), float(y), 2.3) for x, y in spots]
-    for wire in sorted(sketch.wires, key=lambda wire: wire.there.bits_per_second):
-        ends = spots[[wire.one, wire.other]]
-        width = 1.0 + 3.5 * max(0.0, 1 + np.log10(wire.there.bits_per_second / fastest) / 2)
-        axes.plot(*ends.T, color=_shade(colours, wire), linewidth=width, zorder=1, alpha=0.9)
+    for wire in sorted(sketch.wires, key=lambda wire: max(wire.rates)):
+        # Each direction is the half at the place that it leaves: a line that is slow one way shows both.
+        middle = (spots[wire.one] + spots[wire.other]) / 2
+        for end, bits_per_second in zip((wire.one, wire.other), wire.rates, strict=True):
+            width = 1.0 + 3.5 * max(0.0, 1 + np.log10(bits_per_second / fastest) / 2)
+            half = np.stack([spots[end], middle])
+            shade = _shade(colours, bits_per_second)
+            axes.plot(*half.T, color=shade, linewidth=width, zorder=1, alpha=0.9, solid_capstyle="butt")
     if not sketch.is_crowded:
         for wire in sketch.wires:
-            x, y = _free_spot(spots[wire.one], spots[wire.other], wire.label.count("\n") + 1, taken)
+            num_lines = wire.label.count("\n") + 1
+            # Beside a line it would be anybody's in a star: there it stands on its line.
+            is_beside = not wire.leads_to_host
+            x, y = _free_spot(spots[wire.one], spots[wire.other], num_lines, taken, is_beside=is_beside)
             axes.text(
-                x, y, wire.label, fontsize=7.5, ha="center", va="center", color=_INK, zorder=3, linespacing=1.1,
+                x, y, wire.label, fontsize=7.5, ha="center", va="center", color=INK, zorder=3, linespacing=1.1,
                 bbox={"boxstyle": "round,pad=0.18", "facecolor": _PAPER, "edgecolor": "none", "alpha": 0.9},
             )  # fmt: skip
     for place, (x, y) in zip(sketch.places, spots, strict=True):
@@ -220,18 +233,23 @@ def draw_sketch(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
         if sketch.is_crowded:
             text = text.replace(", ", "\n")  # narrower
         axes.text(
-            x, y, text, fontsize=7.0 if sketch.is_crowded else 8.5, ha="center", va="center", color=_INK, zorder=4,
+            x, y, text, fontsize=7.0 if sketch.is_crowded else 8.5, ha="center", va="center", color=INK, zorder=4,
             bbox={
                 "boxstyle": "round,pad=0.4",
-                "facecolor": _PLACE if place.is_router else _HOST,
-                "edgecolor": _INK,
+                "facecolor": PLACE if place.is_router else HOST,
+                "edgecolor": INK,
                 "linewidth": 0.8,
             },
         )  # fmt: skip
 
 
 def _free_spot(
-    one: FloatArray, other: FloatArray, num_lines: float, taken: list[tuple[float, float, float]]
+    one: FloatArray,
+    other: FloatArray,
+    num_lines: float,
+    taken: list[tuple[float, float, float]],
+    *,
+    is_beside: bool,
 ) -> tuple[float, float]:
     """A spot on the way that covers least of what is there already (x, y, lines); it is taken from now on."""
 
@@ -243,7 +261,17 @@ def _free_spot(
             total += max(wide, 0.0) * max(high, 0.0)
         return total
 
-    spots = [tuple((one + (other - one) * along).tolist()) for along in _ALONG]
+    # Beside the line, which stays visible, above it where it is level.
+    length = max(float(np.hypot(*(other - one))), 1e-9)
+    aside = np.array([-(other - one)[1], (other - one)[0]]) / length
+    aside *= np.where(aside[1] < 0, -1, 1) * (
+        0.05 + _BESIDE * abs(aside[0]) + _LINE_HEIGHT * (num_lines - 1) / 2
+    )
+    spots = [
+        tuple((one + (other - one) * along + side * aside).tolist())
+        for side in ((1, -1) if is_beside else (0,))
+        for along in _ALONG
+    ]
     best = min(spots, key=lambda spot: round(covered(*spot), 6))
     taken.append((best[0], best[1], num_lines))
     return best
@@ -259,12 +287,12 @@ def draw_matrix(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
     axes.set_ylim(size - 0.5, -0.5)
     for wire in sketch.wires:
         low, high = sorted((row[wire.one], row[wire.other]))
-        shade = _shade(colours, wire)
+        shade = _shade(colours, wire.there.bits_per_second)
         axes.fill_between([high - 0.5, high + 0.5], low - 0.5, low + 0.5, color=shade, linewidth=0)
         _write(
             axes, high, low, _short(format_bits_per_second(wire.there.bits_per_second)), _ink_on(shade), size
         )
-        _write(axes, low, high, _short(format_seconds(wire.there.latency_seconds)), _INK, size)
+        _write(axes, low, high, _short(format_seconds(wire.there.latency_seconds)), INK, size)
     axes.plot([-0.5, size - 0.5], [-0.5, size - 0.5], color="#bbbbbb", linewidth=0.8)
     axes.set_xticks(range(size), names, rotation=45, ha="left", fontsize=7.5)
     axes.set_yticks(range(size), names, fontsize=7.5)
@@ -283,9 +311,9 @@ def _short(quantity: str) -> str:
     return quantity.replace(" ", "\n", 1)
 
 
-def _shade(colours: ScalarMappable, wire: Wire) -> tuple[float, ...]:
-    return tuple(colours.to_rgba(np.array([wire.there.bits_per_second]))[0].tolist())
+def _shade(colours: ScalarMappable, bits_per_second: float) -> tuple[float, ...]:
+    return tuple(colours.to_rgba(np.array([bits_per_second]))[0].tolist())
 
 
 def _ink_on(shade: Sequence[float]) -> str:
-    return _INK if 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] > 0.5 else _PAPER
+    return INK if 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] > 0.5 else _PAPER

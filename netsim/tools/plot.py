@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import format_bits_per_second
 from netsim.tools.flows import play_flows, read_flows
-from netsim.tools.picture import Sketch, draw_matrix, draw_sketch
+from netsim.tools.picture import HOST, INK, PLACE, Sketch, draw_matrix, draw_sketch
 from netsim.tools.trace import Recorder
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
@@ -106,7 +107,7 @@ def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     sketch = Sketch.of(topology)
-    rates = [wire.there.bits_per_second for wire in sketch.wires] or [1.0]
+    rates = [rate for wire in sketch.wires for rate in wire.rates] or [1.0]
     used = _used_links(recorder) if recorder is not None else []
     # From the defaults, so that a user's own matplotlibrc changes nothing; a figure of its own, not pyplot's.
     with matplotlib.rc_context():
@@ -121,7 +122,8 @@ def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
         panels[0].set_title(topology.name)
         if wide:
             draw_matrix(panels[1], sketch, colours)
-        if wide and len(set(rates)) > 1:
+        _add_legend(panels[0], sketch)
+        if len(set(rates)) > 1:
             bar = upper.colorbar(colours, ax=panels[0], location="bottom", shrink=0.6, aspect=40, pad=0.02)
             ticks = sorted({min(rates), float(np.sqrt(min(rates) * max(rates))), max(rates)})
             bar.set_ticks(ticks, labels=[format_bits_per_second(float(f"{tick:.3g}")) for tick in ticks])
@@ -129,6 +131,25 @@ def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
         if lower is not None and recorder is not None:
             _draw_use(lower.subplots(), topology, recorder, used)
     return figure
+
+
+def _add_legend(axes: Axes, sketch: Sketch) -> None:
+    """What boxes and lines stand for."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    kinds = {place.is_router for place in sketch.places}
+    entries: list[Any] = []
+    if True in kinds:
+        entries.append(Patch(facecolor=PLACE, edgecolor=INK, label="region or router"))
+    if False in kinds:
+        entries.append(Patch(facecolor=HOST, edgecolor=INK, label="host"))
+    if sketch.wires:
+        told = "link: thicker and darker is faster; half a line a direction, at its sender"
+        entries.append(Line2D([], [], color=INK, linewidth=2.5, label=told))
+    axes.legend(
+        handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, fontsize=7.5
+    )
 
 
 def _halves(figure: Figure, below: float) -> tuple[Any, Any]:
@@ -168,6 +189,20 @@ def mean_use(use: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArra
     return means
 
 
+def _mark_weather(axes: Axes, recorder: Recorder, links: Sequence[int], end: float) -> None:
+    """Over the row of a link: red where it is down, a line where it carries less than at the start."""
+    for row, link in enumerate(links):
+        points = recorder.link_capacity.get(link, [])
+        for (begin, rate), (until, _) in pairwise([*points, (end, 0.0)]):
+            if rate == 0:
+                axes.fill_between(
+                    [begin, until], row - 0.5, row + 0.5, color="#c0392b", alpha=0.5, linewidth=0
+                )
+            elif rate != points[0][1]:
+                share = min(rate / points[0][1], 1.0)
+                axes.plot([begin, until], [row + 0.5 - share] * 2, color="#c0392b", linewidth=1.2)
+
+
 def _draw_use(axes: Axes, topology: Topology, recorder: Recorder, links: Sequence[int]) -> None:
     """A row a link, dark where it is full."""
     end = _end(recorder)
@@ -191,4 +226,5 @@ def _draw_use(axes: Axes, topology: Topology, recorder: Recorder, links: Sequenc
     axes.set_yticks(np.arange(len(links) - 1) + 0.5, minor=True)
     axes.grid(which="minor", axis="y", color="#ffffff", linewidth=2.0)
     axes.tick_params(which="both", axis="y", length=0)
+    _mark_weather(axes, recorder, links, end)
     axes.figure.colorbar(image, ax=axes, pad=0.01, aspect=12, label="% of bandwidth")

@@ -20,7 +20,7 @@ import os
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -259,7 +259,12 @@ class _Events:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         named: dict[_Row, None] = {}
-        bodies = [*self._spans(named), *self._messages(named), *self._outages(named)]
+        bodies = [
+            *self._spans(named),
+            *self._messages(named),
+            *self._outages(named),
+            *self._dead_links(named),
+        ]
         yield from self._names(named)
         yield from bodies
         yield from self._counters()
@@ -328,6 +333,21 @@ class _Events:
                 yield _counter(name, instant, rate * 8)
             for instant, rate in recorder.link_capacity.get(index, ()):
                 yield _counter(f"{name} capacity", instant, rate)
+
+    def _dead_links(self, named: dict[_Row, None]) -> Iterator[dict[str, Any]]:
+        """From when to when links have carried nothing."""
+        spans = [
+            (begin, end, index)
+            for index, points in self._recorder.link_capacity.items()
+            for (begin, rate), (end, _) in pairwise([*points, (self._now, 0.0)])
+            if rate == 0 and end > begin
+        ]
+        assert self._topology is not None or not spans
+        for begin, end, index in sorted(spans):
+            link = self._topology.links[index]  # type: ignore[union-attr]
+            row = self._row(_LINKS, "down", begin, end)
+            named[row] = None
+            yield _slice(row, f"{link.source}->{link.target} down", begin, end, {})
 
     def _names(self, rows: Iterable[_Row]) -> Iterator[dict[str, Any]]:
         processes = {row.process for row in rows} | {rank + 1 for rank in range(len(self._hosts))}
