@@ -151,3 +151,29 @@ def test_wrong_arguments_name_their_successors(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError, match="torchrun has started 4 processes, but communicator is missing"):
         make(MODEL.parameters())
+
+
+def test_resuming_in_torchs_usual_order_keeps_every_ranks_own_parameters() -> None:
+    """Load the model, build the optimizer, load its state: in the middle of a round replicas differ."""
+
+    def steps(model: Any, optimizer: DiLoCoOptimizer, rank: int, batches: Any) -> Tensor:
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch[rank]).backward()
+            optimizer.step()
+        return reference.vector(model)
+
+    def body(comm: Communicator) -> tuple[Tensor, Tensor]:
+        model = copy.deepcopy(MODEL)
+        optimizer = make(model.parameters(), comm)
+        steps(model, optimizer, comm.rank, BATCHES[:4])
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        whole = steps(model, optimizer, comm.rank, BATCHES[4:])
+        again = copy.deepcopy(MODEL)
+        again.load_state_dict(saved[0])
+        resumed = make(again.parameters(), comm)
+        resumed.load_state_dict(saved[1])
+        return whole, steps(again, resumed, comm.rank, BATCHES[4:])
+
+    for whole, resumed in run_ranks(body, 3).results:
+        assert torch.equal(whole, resumed)

@@ -82,5 +82,12 @@ def told(rank: int, error: BaseException) -> NetsimError:
     text = "".join(traceback.format_exception(cause)).rstrip()
     frames = traceback.extract_tb(cause.__traceback__)
     where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    what = f"{type(cause).__name__}: {cause}".splitlines()[0]
+    what = f"{type(cause).__name__}: {_text_of(cause)}".splitlines()[0]
     return RankError(f"rank {rank} failed{where}: {what}\n{text}", rank)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of a user's own whose __str__ fails must not hide that it was raised
+        return "(its text cannot be told: __str__ failed)"

@@ -294,8 +294,9 @@ class DiLoCoOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both optimizers' states, the parameters that the round began with, and the counts."""
+        """The parameters, both optimizers' states, the parameters that the round began with, and the counts."""
         return {
+            "parameters": [parameter.detach().clone() for parameter in self._parameters],
             "inner": self.inner_optimizer.state_dict(),
             "outer": self._outer.state_dict(),
             "scheduler": self.scheduler and self.scheduler.state_dict(),
@@ -305,7 +306,13 @@ class DiLoCoOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; the parameters themselves are the model's."""
+        """Restore what `state_dict` returned, the parameters too: building this optimizer made them rank 0's.
+
+        So any order is right: model, optimizer, its state, as torch's users write it, or the model last.
+        """
+        with torch.no_grad():
+            for parameter, saved in zip(self._parameters, state_dict["parameters"], strict=True):
+                parameter.copy_(saved)
         self.inner_optimizer.load_state_dict(state_dict["inner"])
         self._share_inner_state()
         self._outer.load_state_dict(state_dict["outer"])

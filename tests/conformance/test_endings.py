@@ -94,6 +94,22 @@ def test_an_exception_is_told_first_and_once(transport: str) -> None:
     assert _left_behind() == before
 
 
+class _MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _raises_mutely() -> None:
+    raise _MuteError
+
+
+@pytest.mark.parametrize("transport", ["threads", *PROCESSES])
+def test_an_exception_that_cannot_be_told_is_named_all_the_same(transport: str) -> None:
+    text, rank = _failure_of(transport, _dies(_raises_mutely), 2)
+    assert "_MuteError: (its text cannot be told" in text.splitlines()[0]
+    assert rank == 1
+
+
 def test_what_the_others_were_doing_is_told_in_a_line_each() -> None:
     with pytest.raises(RankError) as caught:
         launch_gloo(_dies(_raises), 3)
