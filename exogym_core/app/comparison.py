@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
+from exogym_core.app.launched import under_torchrun
 from exogym_core.app.tracking import open_loggers
 from exogym_core.cost.compute import Compute
 from exogym_core.names import seeded_name, visible
+from exogym_core.ranks.torchrun import agreed
 from exogym_core.results.history import FitResult
 from exogym_core.results.record import RecordError
 from exogym_core.results.seeds import Tally
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from exogym_core.results.record import RunFolder
     from exogym_core.tasks import Task
 
-__all__ = ["Audience", "compare", "summary_entry"]
+__all__ = ["Audience", "compare", "follow", "summary_entry"]
 
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
 
@@ -71,6 +73,9 @@ def compare(
     if resume:
         tally.take_finished(folder.read_summary())
     folder.write_summary(tally.summary())
+    if under_torchrun():
+        pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
+        agreed([pair for pair in pairs if not tally.knows(*pair)])
     task = experiment.build_task()
     failures: list[Exception] = []
     for number, (seed, entry) in enumerate(product(experiment.seeds, experiment.strategies), start=1):
@@ -228,8 +233,7 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
 def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience, *, trace: bool) -> Any:
     task, entry, folder = run.task, run.entry, run.folder
     settings = experiment.settings
-    given = experiment.fit_arguments()
-    given.setdefault("val_size", _num_samples(task.validation))
+    given = _arguments(experiment, task)
     if settings.checkpoint is not None:
         given["resume_from"] = folder.make_folder("checkpoints", run.name)
     with open_loggers(experiment, folder, run.name) as loggers:
@@ -250,6 +254,32 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience
             )
         except InputError as error:
             raise _placed(experiment, error) from error
+
+
+def _arguments(experiment: Experiment, task: Task) -> dict[str, Any]:
+    """Those of `fit` that the experiment says; under torchrun the network and the clock are the real ones."""
+    given = experiment.fit_arguments()
+    given.setdefault("val_size", _num_samples(task.validation))
+    if under_torchrun():
+        for name in ("topology", "placement", "protocol", "compute"):
+            given.pop(name, None)
+        given["transport"] = "gloo"
+    return given
+
+
+def follow(experiment: Experiment) -> None:
+    """What the ranks besides rank 0 do under torchrun while that one compares: train, and keep nothing."""
+    runs = agreed(None)
+    task = experiment.build_task()
+    for label, seed in runs:
+        seeded, (entry,) = experiment.with_seed(seed), experiment.only(label).strategies
+        trainer = Trainer(seeded.build_model(task), task.train, task.validation)
+        trainer.fit(
+            strategy=seeded.build_strategy(entry),
+            accuracy=task.accuracy,
+            progress=False,
+            **_arguments(seeded, task),
+        )
 
 
 def _placed(experiment: Experiment, error: InputError) -> InputError:

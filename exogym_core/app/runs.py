@@ -6,20 +6,22 @@ Also how that ends early, in order, and how it goes on.
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from exogym_core.app.launched import under_torchrun
 from exogym_core.names import visible
 from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from exogym_core.app.experiment import Experiment
     from exogym_core.results.record import RunFolder
@@ -40,12 +42,19 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
     """
     from exogym_core.results.record import RunFolder
 
+    if _is_follower(experiment):
+        _follow(experiment)
+        return
+    if (begun := _begun_before()) is not None:
+        resume_run(begun, trace=trace, as_json=as_json)
+        return
     with _interruptible(len(experiment.strategies)) as begin:
         _load_own_code(experiment)
         folder = begin(RunFolder.create(out, str(experiment.settings.name)))
         try:
             folder.write_text("experiment.yaml", experiment.to_yaml())
             folder.write_environment(next((code.folder for code in experiment.own_code if code.folder), None))
+            _remember(folder)
             entries = _compare(experiment, folder, trace=trace)
             show_report(folder, as_json=as_json)
             _tell_failures(entries)
@@ -79,6 +88,9 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
             "code, which runs as you; look through it, then add --trust"
         )
     experiment = Experiment.load(path / "experiment.yaml", trust=True)
+    if _is_follower(experiment):
+        _follow(experiment)
+        return
     if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
         if as_json:
             click.echo(_json_document(folder))
@@ -93,6 +105,47 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
         entries = _compare(experiment, folder, resume=True, trace=trace)
         show_report(folder, as_json=as_json)
         _tell_failures(entries)
+
+
+def _is_follower(experiment: Experiment) -> bool:
+    """Whether this is one of the processes of torchrun besides rank 0, which has the folder.
+
+    Raises:
+        InputError: torchrun has started another number of processes than the experiment has workers.
+    """
+    if not under_torchrun():
+        return False
+    started, count = int(os.environ["WORLD_SIZE"]), experiment.settings.workers.count
+    if started != count:
+        told = (
+            f"count is {count}, but torchrun has started {started} processes: --set workers.count={started}"
+        )
+        raise experiment.document.error(("workers",), told)
+    return os.environ["RANK"] != "0"
+
+
+def _follow(experiment: Experiment) -> None:
+    from exogym_core.app.comparison import follow
+
+    with _interruptible(0):
+        follow(experiment)
+
+
+def _begun_before() -> Path | None:
+    """The folder of the run that torchrun starts again after a failure."""
+    if not under_torchrun():
+        return None
+    from exogym_core.ranks.torchrun import recalled
+
+    folder = recalled("run folder")
+    return None if folder is None else Path(folder)
+
+
+def _remember(folder: RunFolder) -> None:
+    if under_torchrun():
+        from exogym_core.ranks.torchrun import remember
+
+        remember("run folder", os.path.abspath(folder.path))
 
 
 def _load_own_code(experiment: Experiment) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-__all__ = ["JoinedRank", "recalled", "remember", "torchrun_rank"]
+__all__ = ["JoinedRank", "agreed", "recalled", "remember", "torchrun_rank"]
 
 # For rank 0 to save what it has, and for the others, who have nothing to save.
 _GRACE_SECONDS, _SHORT_GRACE_SECONDS = 10.0, 1.0
@@ -44,6 +44,12 @@ def remember(name: str, text: str) -> None:
     store = Rendezvous.from_environment(True, TIMEOUT_SECONDS, "gloo").kept_store()
     if store is not None:
         store.set(name, text)
+
+
+def agreed(value: Any) -> Any:
+    """Rank 0's `value`, a plain one, on every rank."""
+    with GlooCommunicator.from_environment(backend="gloo") as comm:
+        return comm.broadcast_object(value)
 
 
 @dataclass

@@ -127,7 +127,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) ->
     if any(
         "wall_seconds" in row for row in rows
     ):  # a real transport's clock stands where the virtual one would
-        first = ["wall_seconds" if column == "virtual_seconds" else column for column in first]
+        first = [column.replace("virtual_seconds", "wall_seconds") for column in first]
     columns = dict.fromkeys(first)
     for row in rows:
         columns.update(dict.fromkeys(row))

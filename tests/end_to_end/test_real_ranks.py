@@ -85,3 +85,57 @@ def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(tmp_path: Pa
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
     assert found["seconds"] == sorted(found["seconds"])
     assert [path.name for path in (tmp_path / "saved" / "Killed").iterdir()] == ["step-00000020"]
+
+
+EXPERIMENT = """\
+name: real
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: 2, kind: threads}
+device: cpu
+topology: two-datacenters
+compute: 50 ms
+steps: 6
+batch_size: 4
+evaluate: {every: 3, samples: 32}
+checkpoint: {every: 2}
+strategies:
+  - AllReduce
+  - {name: DiLoCo, H: 3}
+"""
+
+
+def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_does(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text(EXPERIMENT)
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "exogym_core", "compare", "real.yaml", "--out", "out"],
+        cwd=tmp_path,
+        env=clean | {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "out"
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [(entry["name"], entry["steps"]) for entry in summary] == [("AllReduce", 6), ("DiLoCo", 6)]
+    header, *rows = (tmp_path / "out" / "metrics" / "DiLoCo.csv").read_text().splitlines()
+    assert header.startswith("step,examples_trained,train_loss,train_perplexity,lr,wall_seconds,bytes_sent")
+    assert len(rows) == 6
+    assert "virtual_seconds" not in (tmp_path / "out" / "metrics" / "DiLoCo.validation.csv").read_text()
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert [path.name for path in (tmp_path / "out" / "checkpoints" / "DiLoCo").iterdir()] == [
+        "step-00000006"
+    ]
+
+
+def test_the_number_of_workers_must_be_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from exogym_core.app.cli import main
+
+    (tmp_path / "real.yaml").write_text(EXPERIMENT)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["compare", str(tmp_path / "real.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
