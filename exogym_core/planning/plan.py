@@ -21,6 +21,7 @@ __all__ = ["plan"]
 _HARDLY_WAITS = 0.05  # of the time: then computing is the limit
 _WORTH_IT = 0.1  # of the waiting: what a remedy must take away at least
 _MOST_LINKS = 4
+_MANY_RANKS = 16  # beyond, playing a round takes so long that the narrowest link alone is tried
 _STREAMS = 8
 _FASTER = 2.0
 
@@ -101,4 +102,4 @@ def _narrow_links(setting: Setting) -> list[Link]:
     found: dict[frozenset[str], Link] = {}
     for link in [link for link in links if is_wan(topology, link)] or links:
         found.setdefault(frozenset((link.source, link.target)), link)
-    return list(found.values())[:_MOST_LINKS]
+    return list(found.values())[: _MOST_LINKS if setting.num_ranks <= _MANY_RANKS else 1]
