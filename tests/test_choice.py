@@ -229,6 +229,21 @@ def test_around_a_ring_sums_are_encoded_again_at_every_hop() -> None:
     assert rings[0][0] == pytest.approx(1.5)
 
 
+def test_a_run_tells_that_a_window_limits_it() -> None:
+    """1 Gbit/s over a round trip of 150 ms is 18 MB in flight, more than four windows of 4 MiB."""
+    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "75 ms"}
+    pair = {"hosts": ["a", "b"], "links": [link]}
+
+    def body(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(4_000_000))
+
+    limited = run_ranks(body, 2, pair, protocol="linux-tcp").window_limit
+    assert limited is not None
+    assert limited.startswith("limited by the window from a to b")
+    assert run_ranks(body, 2, pair).window_limit is None
+    assert run_ranks(body, 2, pair, protocol={"preset": "linux-tcp", "streams": 8}).window_limit is None
+
+
 # --- the bound -------------------------------------------------------------------------------------------------------
 
 

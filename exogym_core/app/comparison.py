@@ -216,6 +216,7 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
         "collectives": result.collectives,
         "target": result.target,
         "judged": result.judged,
+        **({"window_limit": result.window_limit} if result.window_limit is not None else {}),
         "mean_of_replicas_loss": result.mean_of_replicas_loss,
         "computing_seconds": result.computing_seconds,
         "network_seconds": result.network_seconds,

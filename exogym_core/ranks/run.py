@@ -47,6 +47,7 @@ class RunResult(Generic[T]):
         rows: what ranks marked, in order of virtual time.
         traffic: what each rank sent.
         network_seconds: the part of `exposed_seconds` in which what a rank waited for was under way.
+        window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms that were used, by operation; empty where nothing was simulated.
     """
 
@@ -58,6 +59,7 @@ class RunResult(Generic[T]):
     rows: list[StampedRow]
     traffic: list[Traffic]
     network_seconds: list[float] = field(default_factory=list)
+    window_limit: str | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -243,6 +245,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
         rows=rows,
         traffic=[state.traffic for state in run.states],
         network_seconds=kernel.network_seconds,
+        window_limit=str(run.simulation.window_limit) if run.simulation.window_limit is not None else None,
         collectives={op: sorted(names) for op, names in sorted(run.simulation.algorithms.items())},
     )
 

@@ -60,6 +60,7 @@ class FitResult:
         wall_seconds: likewise by a real transport's clock, where rows have it in the place of virtual seconds.
         bytes_sent, wan_bytes: sums over ranks. payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
+        window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms by which collectives went over the simulated network, by operation.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
@@ -100,6 +101,7 @@ class FitResult:
     payload_bytes: int = 0
     wan_bytes: int = 0
     compute_utilisation: float | None = None
+    window_limit: str | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
     compute_seconds: list[float] = field(default_factory=list)
     exposed_seconds: list[float] = field(default_factory=list)

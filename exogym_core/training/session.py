@@ -125,7 +125,7 @@ class Session:
 
 def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool) -> None:
     """Where the time went, and by which algorithms."""
-    result.collectives = run.collectives
+    result.collectives, result.window_limit = run.collectives, run.window_limit
     result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
     if not has_absences:  # else it ended without those who were left behind
         result.virtual_seconds = run.virtual_seconds

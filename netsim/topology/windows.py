@@ -38,6 +38,11 @@ class WindowLimit:
     streams: int
     window_bytes: int
 
+    @property
+    def share(self) -> float:
+        """Of what the links carry, what the window lets through."""
+        return self.window_bits_per_second / self.link_bits_per_second
+
     def __str__(self) -> str:
         mebibytes = math.ceil(self.window_bytes / 2**20)
         return (

@@ -19,6 +19,7 @@ from netsim.fluid.network import Network
 from netsim.ranks.kernel import Call, Kernel, instant_play
 from netsim.ranks.reach import Reach
 from netsim.topology.protocol import Protocol
+from netsim.topology.windows import WindowLimit, window_limit
 from netsim.weather.faults import Faults
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import Answer, Request, StampedRow
     from netsim.tools.trace import Recorder
     from netsim.topology.topology import Topology
+
+# Kinds of collectives that are remembered, so that each is looked at once.
+_MOST_NOTED = 1024
 
 __all__ = ["Schedules", "Simulation", "World"]
 
@@ -149,6 +153,7 @@ class Simulation:
 
     Attributes:
         algorithms: of each operation that was played, the algorithms that it went by.
+        window_limit: the way on which a sender's window limited collectives most; None where links did.
     """
 
     def __init__(
@@ -165,6 +170,8 @@ class Simulation:
         self.world = world
         self.schedules = Schedules(world)
         self.algorithms: dict[str, set[str]] = {}
+        self.window_limit: WindowLimit | None = None
+        self._windows_noted: set[tuple[int, tuple[int, ...]]] = set()
         self.exchange = Exchange(world.num_ranks, on_complete)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
@@ -221,6 +228,19 @@ class Simulation:
         self.exchange.unblock(rank)
         self._on_answer(rank, value)
 
+    def _note_windows(self, plan: Schedule, hosts: tuple[int, ...]) -> None:
+        """Look once at each kind of collective whether a window limits it."""
+        world, key = self.world, (id(plan), hosts)
+        if not world.protocol.has_windows or key in self._windows_noted or world.topology is None:
+            return
+        if len(self._windows_noted) >= _MOST_NOTED:
+            self._windows_noted.clear()
+        self._windows_noted.add(key)
+        ways = [(hosts[src], hosts[dst], num_bytes) for src, dst, num_bytes in plan.pair_bytes]
+        found = window_limit(world.topology, world.protocol, ways)
+        if found is not None and (self.window_limit is None or found.share < self.window_limit.share):
+            self.window_limit = found
+
     def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
         assert self.network is not None
         hosts = [self.world.hosts[rank] for rank in call.ranks]
@@ -236,6 +256,7 @@ class Simulation:
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
+        self._note_windows(plan, tuple(hosts))
         playing = play(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: playing.arrive(member), playing.cancel
 
