@@ -19,6 +19,7 @@ JUDGED = {
     "EagerDiLoCo": "own",
     "FedAvg": "outer",
     "LocalSGD": "outer",
+    "PowerSGD": "replica",
     "SPARTA": "own",
     "SPARTA+DiLoCo": "outer",
     "StreamingDiLoCo": "outer",

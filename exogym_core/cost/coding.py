@@ -45,8 +45,8 @@ class Coding:
         """From what users write under `coding` in `compute`.
 
         "free" (as None); "measured"; a speed such as "2 GB/s"; speeds both ways, `{encode: 1 GB/s, decode: 2
-        GB/s}`; or a mapping from codecs to either: those of CODECS, "demo" for DeMo's transform, or the name
-        of a class of one's own.
+        GB/s}`; or a mapping from codecs to either: those of CODECS, "demo" for DeMo's transform,
+        "low-rank" for PowerSGD's, or the name of a class of one's own.
 
         Raises:
             InputError: something else.
@@ -138,6 +138,7 @@ def _trials(values: Tensor) -> Iterator[tuple[str, tuple[Callable[[], Any], Call
     """Of every codec its name, and how it encodes `values` and decodes them."""
     from exogym_core.strategy.demo import transform_of
     from exogym_core.strategy.parts.codecs import CODECS
+    from exogym_core.strategy.parts.low_rank import low_rank_of
 
     def ways(codec: Codec) -> tuple[Callable[[], Any], Callable[[], Any]]:
         message = codec.encode(values)
@@ -145,6 +146,8 @@ def _trials(values: Tensor) -> Iterator[tuple[str, tuple[Callable[[], Any], Call
 
     yield from ((name, ways(codec)) for name, codec in sorted(CODECS.items()) if codec is not None)
     yield "demo", transform_of(values)
+    left, back = low_rank_of(values)
+    yield "low-rank", (lambda: low_rank_of(values), lambda: left @ back.T)
 
 
 def _seconds(work: Callable[[], Any], repeats: int = 5) -> float:

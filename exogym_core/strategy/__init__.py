@@ -24,6 +24,7 @@ from exogym_core.strategy.parts.selectors import (
     RandomIndexSelector,
     ShuffledSequentialIndexSelector,
 )
+from exogym_core.strategy.powersgd import LowRankGradients, PowerSGDStrategy
 from exogym_core.strategy.simple_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.sites.sites import Sites
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
@@ -49,9 +50,11 @@ __all__ = [
     "FedAvgStrategy",
     "IndexSelector",
     "LocalSGDStrategy",
+    "LowRankGradients",
     "Module",
     "OptimSpec",
     "PartitionedIndexSelector",
+    "PowerSGDStrategy",
     "RandomIndexSelector",
     "SPARTADiLoCoStrategy",
     "SPARTAStrategy",
@@ -81,6 +84,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "EagerDiLoCo": EagerDiLoCoStrategy,
     "FedAvg": FedAvgStrategy,
     "LocalSGD": LocalSGDStrategy,
+    "PowerSGD": PowerSGDStrategy,
     "SPARTA": SPARTAStrategy,
     "SPARTA+DiLoCo": SPARTADiLoCoStrategy,
     "StreamingDiLoCo": StreamingDiLoCoStrategy,
@@ -93,6 +97,7 @@ MODULES: dict[str, type[Module]] = {
     "DiLoCo": DiLoCoCommunicator,
     "EagerDiLoCo": EagerDiLoCoCommunicator,
     "FedAvg": AveragingCommunicator,
+    "PowerSGD": LowRankGradients,
     "SPARTA": SparseCommunicator,
     "Sites": Sites,
     "StreamingDiLoCo": StreamingDiLoCoCommunicator,

@@ -168,6 +168,7 @@ class Chain(Strategy):
         parts = [part for module in modules for part in module.parts()]
         self.modules = sorted(parts, key=lambda part: not part.goes_first)
         self._refuse_waiting(where)
+        self._is_unscaled = False
         self.overlaps_backward = any(module.overlaps_backward for module in self.modules)
         deciding = [module for module in self.modules if module.judged is not None]
         deciding.sort(key=lambda module: _JUDGED.index(str(module.judged)))
@@ -228,6 +229,35 @@ class Chain(Strategy):
         for module in self.modules:
             module.end_step()
         super().step()
+
+    def unscale_gradients(self) -> None:
+        """Undo the scaler's factor before modules exchange gradients; what has overflowed here becomes zero.
+
+        The update is then made whatever this rank's scaler has found: the others count on it.
+        """
+        if self.scaler is None or self._is_unscaled:
+            return
+        self.scaler.unscale_(self.optim)
+        self._is_unscaled = True
+        for parameter in self.trainable:
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+    def clip_gradients(self) -> None:
+        """Unscale, unless a module has done so, and clip."""
+        if not self._is_unscaled:
+            super().clip_gradients()
+        elif self.max_norm is not None:
+            self._clip(self.max_norm)
+
+    def optimizer_step(self) -> None:
+        """Update the parameters; after an exchange of unscaled gradients whatever this rank's scaler has found."""
+        if not self._is_unscaled or self.scaler is None:
+            super().optimizer_step()
+            return
+        self._is_unscaled = False
+        self.optim.step()
+        self.scaler.update()
 
     def row(self) -> dict[str, Any]:
         """The step's round, where rounds do not wait for all."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import compression_references as compression
 import outer_references as outer_rounds
 import strategy_reference as reference
 import torch
@@ -221,6 +222,7 @@ TABLE = [
         every(2, whole),
         apart=True,
     ),
+    *(Row(**row) for row in compression.ROWS),
 ]
 
 

@@ -42,6 +42,8 @@ SYNONYMS = (
     ("ranks_per_worker", "ranks_per_site"),
     ("tau", "fragment_sync_delay"),
     ("alpha", "fragment_update_alpha"),
+    ("rank", "matrix_approximation_rank"),
+    ("start_step", "start_powerSGD_iter"),
 )
 
 

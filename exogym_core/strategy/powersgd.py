@@ -1,0 +1,143 @@
+"""PowerSGD: gradients of matrices travel as the two thin factors of a low-rank approximation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.exchange import GradientExchange
+from exogym_core.strategy.options.arguments import (
+    Options,
+    checked_options,
+    option,
+    positive_int,
+    refuse_unknown,
+    whole_number,
+)
+from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.low_rank import as_matrix, orthonormal, power_step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.strategy.chain import Scope
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["LowRankGradients", "PowerSGDOptions", "PowerSGDStrategy"]
+
+
+@dataclass(frozen=True)
+class PowerSGDOptions(Options):
+    """What PowerSGD takes.
+
+    Args:
+        rank: r, columns of a factor; a matrix with fewer rows or columns has as many as these. Also
+            `matrix_approximation_rank`.
+        start_step: plain averages before this step (counted from 0). Also `start_powerSGD_iter`.
+    """
+
+    rank: int = option(2, positive_int)
+    start_step: int = option(0, whole_number)
+
+
+class LowRankGradients(GradientExchange):
+    """Every matrix's mean gradient, projected on r columns; what that leaves out is kept for the next step.
+
+    Args:
+        options: of `PowerSGDOptions`.
+    """
+
+    Options = PowerSGDOptions
+    work = "low-rank"
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), PowerSGDOptions, options)
+        refuse_unknown(type(self), unknown)
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Draw each Q, alike on all ranks, and begin without errors."""
+        scope = super().enter(strategy, scope)
+        self.is_low_rank = [p.dim() > 1 and p.numel() > 0 for p in scope.parameters]
+        generator = shared_generator(strategy.seed, "powersgd")
+        self.right, self.errors = [], []
+        for parameter in self._of_matrices(scope.parameters):
+            matrix = as_matrix(parameter.detach())
+            dtype = torch.promote_types(matrix.dtype, torch.float32)
+            r = min(self.options.rank, *matrix.shape)
+            drawn = torch.randn(matrix.shape[1], r, generator=generator, dtype=torch.float64)
+            self.right.append(orthonormal(drawn).to(matrix.device, dtype))
+            self.errors.append(torch.zeros_like(matrix, dtype=dtype))
+        return scope
+
+    def _of_matrices(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor for tensor, is_low_rank in zip(tensors, self.is_low_rank, strict=True) if is_low_rank]
+
+    def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Lines 3 to 11 for matrices, plain means for the rest."""
+        if self.strategy.local_step < self.options.start_step:
+            self.average(gradients)
+            return gradients
+        dense = [g for g, is_low_rank in zip(gradients, self.is_low_rank, strict=True) if not is_low_rank]
+        matrices = [as_matrix(g) + e for g, e in zip(self._of_matrices(gradients), self.errors, strict=True)]
+        num_values = sum(matrix.numel() for matrix in matrices)
+        self.spend("encode", num_values)
+        left, back = power_step(self.average, matrices, self.right, dense)
+        self.spend("decode", num_values)
+        means = [columns @ rows.T for columns, rows in zip(left, back, strict=True)]
+        self.errors = [matrix - mean for matrix, mean in zip(matrices, means, strict=True)]
+        self.right = [orthonormal(rows) for rows in back]
+        these, others = iter(means), iter(dense)
+        return [
+            next(these).view_as(gradient) if is_low_rank else next(others)
+            for gradient, is_low_rank in zip(gradients, self.is_low_rank, strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every Q and every error."""
+        return {"right": [q.clone() for q in self.right], "errors": [e.clone() for e in self.errors]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        for name in ("right", "errors"):
+            for tensor, saved in zip(getattr(self, name), state[name], strict=True):
+                tensor.copy_(saved)
+
+
+class PowerSGDStrategy(Chain):
+    """Low-rank mean gradients with error feedback (Vogels et al., arXiv 1905.13727).
+
+    Of every parameter with two dimensions or more, as a matrix M of its first one against the rest::
+
+        M = gradient + e                          error feedback, line 4 of algorithm 2
+        P = orthonormal(mean over ranks of M Q)   lines 3 to 5 of algorithm 1
+        R = mean over ranks of M^T P              lines 6 and 7
+        gradient = P R^T;  e = M - P R^T;  Q = orthonormal(R)
+
+    Q is kept from step to step (warm start). As in torch's hook, and other than in the paper, it is orthonormal too: P
+    stays the same but for rounding, and a matrix without full rank loses no column. Vectors and scalars are averaged
+    as they are. At full rank it is AllReduce. The optimizer, momentum included, sees the result.
+
+    Bytes: the payload is `r (rows + columns)` values a matrix and all those of vectors, each step, in two all-reduces:
+    a ring sends `2 (n - 1) / n` times that per worker.
+
+    Args:
+        optim_spec: the optimizer (AdamW by default).
+        rank: r (2).
+        options: of `PowerSGDOptions`, and of every Strategy: `lr`, `max_norm` (of the result), `lr_scheduler`, ...
+
+    References:
+        Vogels et al., PowerSGD, arXiv 1905.13727, algorithms 1 and 2; torch's powerSGD_hook.
+    """
+
+    Options = PowerSGDOptions
+
+    def __init__(
+        self, optim_spec: OptimizerLike | None = None, rank: int | None = None, **options: Any
+    ) -> None:
+        power, others = checked_options(type(self), PowerSGDOptions, {"rank": rank, **options})
+        super().__init__([LowRankGradients(**vars(power))], optim_spec, **others)

@@ -1,0 +1,99 @@
+"""PowerSGD leads where torch's own hook does under DistributedDataParallel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from small_training import batch_of, make_model
+from torch import nn
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import PowerSGDStrategy
+from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.low_rank import orthonormal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORLD_SIZE, STEPS, RANK, START = 2, 12, 2, 2  # the hook begins with plain means
+OPTIMIZER = {"lr": 0.1, "momentum": 0.9}
+SEED = 0
+
+
+def train_with_the_hook(rank: int, rendezvous: str, result: str) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=WORLD_SIZE)
+    model = nn.parallel.DistributedDataParallel(make_model())
+    state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=START, min_compression_rate=1)
+    # The same first Q as ours: matrices come in the order of the model, or in the reverse one once DDP has seen it.
+    generator = shared_generator(SEED, "powersgd")
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    right = {
+        id(p): orthonormal(
+            torch.randn(p.shape[1], min(RANK, *p.shape), generator=generator, dtype=torch.float64)
+        ).float()
+        for p in matrices
+    }
+
+    def hook(hooked, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
+        if bucket.index() not in hooked.q_memory_dict and hooked.iter >= START:
+            inside = [p for p in bucket.parameters() if p.dim() > 1]
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in inside:
+                shapes.setdefault(p.shape, []).append(p)
+            order = [p for same in shapes.values() for p in same]
+            hooked.q_memory_dict[bucket.index()] = torch.cat([right[id(p)].reshape(-1) for p in order])
+            num_left = sum(p.shape[0] * min(RANK, *p.shape) for p in order)
+            hooked.p_memory_dict[bucket.index()] = torch.empty(num_left)
+        return powerSGD_hook.powerSGD_hook(hooked, bucket)
+
+    model.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch_of(rank, step)).backward()
+        optimizer.step()
+    if rank == 0:
+        torch.save(model.module.state_dict(), result)
+    torch.distributed.destroy_process_group()
+
+
+def train_with_ours(comm: Communicator) -> dict[str, torch.Tensor]:
+    model = make_model()
+    strategy = PowerSGDStrategy({"name": "sgd", **OPTIMIZER}, rank=RANK, start_powerSGD_iter=START)
+    strategy.setup(model, comm, STEPS, SEED)
+    for step in range(STEPS):
+        strategy.zero_grad()
+        strategy.before_backward(True)
+        model(batch_of(comm.rank, step)).backward()
+        strategy.step()
+    strategy.close()
+    return model.state_dict()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+def test_powersgd_equals_torchs_hook(tmp_path: Path) -> None:
+    rendezvous, result = tmp_path / "rendezvous", tmp_path / "hook.pt"
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    command = [sys.executable, __file__, str(rendezvous), str(result)]
+    started = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(WORLD_SIZE)]
+    try:
+        assert [process.wait(timeout=60) for process in started] == [0] * WORLD_SIZE
+    finally:
+        for process in started:
+            process.kill()
+    theirs = torch.load(result)
+    for ours in run_ranks(train_with_ours, WORLD_SIZE).results:
+        for name, value in ours.items():
+            torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":
+    train_with_the_hook(int(sys.argv[3]), sys.argv[1], sys.argv[2])
