@@ -32,10 +32,6 @@ class DiLoCoCommunicator(CommunicationModule):
         H: local steps a round.
         outer_optim_spec: the outer optimizer.
         options: of `DiLoCoOptions`. With `ranks_per_worker` it brings `Sites` along.
-
-    Attributes:
-        outer: the global parameters and what moves them.
-        num_rounds: how many have ended.
     """
 
     Options = DiLoCoOptions
@@ -121,17 +117,10 @@ class DiLoCoCommunicator(CommunicationModule):
 class DiLoCoStrategy(Chain):
     """`H` local steps, then one step of an outer optimizer on the workers' mean displacement.
 
-    With inner parameters `theta_i` after a round that began at `theta`, the outer gradient is the mean of
-    `theta - theta_i` over the workers (algorithm 1, line 12) and every rank applies it alike. It works with
-    one rank too, where the outer optimizer looks ahead and nothing is sent.
-
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' encoded bytes per worker every `H` steps.
 
-    A worker may be a site: with `ranks_per_worker=k` it is `Chain([Sites(k), DiLoCoCommunicator(H)])`, and no more
-    goes between sites than for sites of one rank. With a time-out a round goes on without ranks that are late or
-    cut off: the outer gradient is the mean over those present. Who is left out loses its steps of that round,
-    downloads the newest parameters and state of the outer optimizer, skips the steps that the others have done
-    meanwhile and takes part again. Needs transport `netsim`, and workers of one rank.
+    With `ranks_per_worker=k` it is `Chain([Sites(k), DiLoCoCommunicator(H)])`. With a time-out a round goes on
+    without ranks that are late or cut off, see `exogym_core.strategy.absence.absence:Absence`.
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
