@@ -39,6 +39,9 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
+_MOST_STEPS = 1 << 60  # steps beyond stand for the end
+
+
 @dataclass(repr=False)
 class FitResult:
     """All that a run of `fit` tells besides the model.
@@ -190,6 +193,7 @@ class Recorder:
         self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
         self._judged: list[Judged] = []
         self._examples = 0
+        self._looked: dict[int, float] = {}  # when a server's model was looked at, by step
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
         self.rounds = Rounds(result.num_nodes)
 
@@ -198,7 +202,10 @@ class Recorder:
         row = marked.row
         if "bytes_sent" in row:
             self._newest[marked.rank] = row
-        if "round" in row:
+        if "looked" in row:
+            self._looked[row["looked"]] = marked.virtual_seconds
+            self._take_evaluations()
+        elif "round" in row:
             for present in self.rounds.add(marked):
                 self._finish_step(present)
         elif "loss" in row:
@@ -264,6 +271,8 @@ class Recorder:
         """Take in what was kept back for the end of a round that does not come."""
         for present in self.rounds.finish():
             self._finish_step(present)
+        for step in sorted(self._steps):  # that not all ranks have done
+            self._finish_step(self._steps.pop(step))
         result = self._result
         if self.rounds.has_any:
             self._traffic(list(self._newest.values()))
@@ -294,7 +303,9 @@ class Recorder:
         while self._observed:
             row = self._observed[0]
             steps = [row["step"], row["judged_step"]]
-            if not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
+            if row["step"] in self._looked:
+                pass
+            elif not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
                 return
             self._observed.popleft()
             self._evaluated(row)
@@ -315,16 +326,24 @@ class Recorder:
 
     def _evaluated(self, row: Mapping[str, Any]) -> None:
         result, seconds = self._result, self._seconds_at(row["judged_step"])
+        step, at = row["step"], self._looked.get(row["step"])
+        if at is not None and self._timed:
+            seconds = at
+        if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps
+            step = result.history[-1]["step"] if result.history else 0
+            if self._judged and self._judged[-1].version == row["judged_version"]:
+                result.mean_of_replicas_loss = row["global_loss"]
+                return  # it has been looked at already
         finished = {
-            "step": row["step"],
+            "step": step,
             "local_loss": row["local_loss"],
             "local_perplexity": perplexity(row["local_loss"]),
             "global_loss": row["global_loss"],
             "global_perplexity": perplexity(row["global_loss"]),
-            self._clock: self._seconds_at(row["step"]),
+            self._clock: self._seconds_at(row["step"]) if at is None or not self._timed else at,
             "judged_loss": row["judged_loss"],
             f"judged_{self._clock}": seconds,
-            "judged_step": row["step"] if row["judged_step"] is None else row["judged_step"],
+            "judged_step": step if row["judged_step"] is None else row["judged_step"],
             "accuracy": row["accuracy"],
         }
         self._judged.append(Judged(row["judged_version"], seconds, row["judged_loss"]))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exogym_core.strategy.ad_psgd import ADPSGDStrategy
+from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy, HeLoCoStrategy
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
@@ -17,6 +19,7 @@ from exogym_core.strategy.delayed import (
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
+from exogym_core.strategy.halos import HALoSStrategy
 from exogym_core.strategy.options.optim import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.selectors import (
     IndexSelector,
@@ -35,7 +38,9 @@ from netsim.files.errors import InputError, unknown_name
 __all__ = [
     "MODULES",
     "STRATEGIES",
+    "ADPSGDStrategy",
     "AllReduceStrategy",
+    "AsyncDiLoCoStrategy",
     "AveragingCommunicator",
     "Chain",
     "CommunicateOptimizeStrategy",
@@ -48,6 +53,8 @@ __all__ = [
     "EagerDiLoCoCommunicator",
     "EagerDiLoCoStrategy",
     "FedAvgStrategy",
+    "HALoSStrategy",
+    "HeLoCoStrategy",
     "IndexSelector",
     "LocalSGDStrategy",
     "LowRankGradients",
@@ -77,12 +84,16 @@ __all__ = [
 
 #: Name in experiment files and tables -> class.
 STRATEGIES: dict[str, type[Strategy]] = {
+    "ADPSGD": ADPSGDStrategy,
     "AllReduce": SimpleReduceStrategy,
+    "AsyncDiLoCo": AsyncDiLoCoStrategy,
     "DeMo": DeMoStrategy,
     "DelayedDiLoCo": DelayedDiLoCoStrategy,
     "DiLoCo": DiLoCoStrategy,
     "EagerDiLoCo": EagerDiLoCoStrategy,
     "FedAvg": FedAvgStrategy,
+    "HALoS": HALoSStrategy,
+    "HeLoCo": HeLoCoStrategy,
     "LocalSGD": LocalSGDStrategy,
     "PowerSGD": PowerSGDStrategy,
     "SPARTA": SPARTAStrategy,

@@ -63,6 +63,8 @@ class Strategy:
 
     Attributes:
         overlaps_backward: the strategy communicates during the last backward pass.
+        num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
+        is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
         absence: who takes part, where that is not everyone, always; else None.
         context: the step under way.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal), "outer"
@@ -75,6 +77,8 @@ class Strategy:
     """
 
     overlaps_backward: bool = False
+    num_servers: int = 0
+    is_synchronous: bool = True
     absence: Absence | None = None
     judged: str = "replica"
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
@@ -145,10 +149,10 @@ class Strategy:
         """
         self.model, self.comm = model, comm
         self.coding = coding if coding is not None else self.coding
-        self.rank, self.num_nodes = comm.rank, comm.world_size
+        self.rank, self.num_nodes = comm.rank, comm.world_size - self.num_servers
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
-        self._init_node(model, comm.rank, comm.world_size)
+        self._init_node(model, comm.rank, self.num_nodes)
         if self.scheduler is None:
             self._setup_scheduler()
 
@@ -183,6 +187,20 @@ class Strategy:
 
     def finish(self) -> None:
         """After the last step, on the clock: apply what is still in flight."""
+
+    @property
+    def server_groups(self) -> tuple[int, ...]:
+        """How many servers of each kind; each kind is spread over regions as workers are."""
+        return (self.num_servers,)
+
+    def serve(self, updated: Callable[[float], None]) -> None:
+        """What a server does instead of steps, until no worker sends anything any more.
+
+        Args:
+            updated: to be called after each change of the model that could be shipped, with the local steps that
+                have gone into it, as a mean over workers.
+        """
+        raise InputError(f"{type(self).__name__}: has no servers; leave servers out")
 
     @property
     def sample_weight(self) -> float:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["Deposits", "Looks"]
+__all__ = ["END", "Deposits", "Looks"]
+
+END = 1 << 62  # the step of the last look where ranks do different numbers of them
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,15 @@ class Deposits:
         self._buffers: dict[str, Tensor] = {}  # as they were then
         self._keep_buffers()
 
+    @property
+    def _is_worker(self) -> bool:
+        return self._comm.rank < self._strategy.num_nodes
+
     def look(self, step: int) -> None:
-        """Called when a step is about to begin, with how many have been done."""
+        """Called when a step is about to begin, with how many have been done; by servers when so many have gone in."""
         due = self._looks.due(step)
+        if self._strategy.num_servers:  # the server is judged, at its own time
+            due = [what for what in due if (what == "evaluate") != self._is_worker]
         if due:
             self._deposit(step, due)
 
@@ -74,6 +82,9 @@ class Deposits:
         self._notice(None)
         self._given = -1  # the final model is told whole
         evaluate = ["evaluate"] if self._looks.evaluate_every is not None else []
+        if self._strategy.num_servers:
+            self._deposit(END, [*evaluate, "final"])
+            return
         self._deposit(
             step, [*evaluate, *(what for what in self._looks.due(step) if what not in evaluate), "final"]
         )
@@ -101,6 +112,8 @@ class Deposits:
     def _deposit(self, step: int, what: list[str]) -> None:
         absence = self._strategy.absence
         present = list(range(self._comm.world_size) if absence is None else absence.present)
+        if self._strategy.num_servers:
+            present = self._served(what)
         if self._comm.rank not in present:
             return
         parameters = dict(self._model.named_parameters())
@@ -114,7 +127,9 @@ class Deposits:
             layouts[name], flats = pack(named)
             tensors += flats
         is_first = self._comm.rank == present[0]
+        is_replica = self._is_worker or len(present) == 1
         note = {
+            "is_replica": is_replica,
             "step": step,
             "what": what,
             "present": present,
@@ -126,6 +141,13 @@ class Deposits:
         }
         self._comm.deposit(note, tensors)
 
+    def _served(self, what: list[str]) -> list[int]:
+        """Where there are servers: workers and the last server at the end, else those that are looked at."""
+        workers, last = list(range(self._strategy.num_nodes)), self._comm.world_size - 1
+        if "final" in what:
+            return [*workers, last]
+        return [last] if "evaluate" in what else workers
+
     def _judged(self, present: list[int]) -> dict[str, Mapping[str, Tensor]]:
         """The judged model, if it is another than the replicas and this rank is to tell it."""
         if not self._is_apart or self._version == self._given:
@@ -134,7 +156,7 @@ class Deposits:
         self._given = self._version
         if state is None:
             return {}
-        is_first = self._comm.rank == present[0]
+        is_first = self._comm.rank == (present[-1] if self._strategy.num_servers else present[0])
         if not is_first:
             state = {name: value for name, value in state.items() if "[" in name}
         return {"judged": state, "judged_buffers": self._buffers if is_first else {}}

@@ -53,6 +53,8 @@ class Loop:
         make_learner: makes what turns batches into gradients; called before the strategy is set up.
         max_steps: steps to do; the data may end sooner.
         seed: of the run.
+        until: virtual seconds after which no step begins. Ranks of a synchronous strategy end together, as soon as
+            one of them is past it.
         looks: when the run is looked at.
         checkpoints: where to save this rank's state, and what to go on from.
         coding: what the work of codecs costs; None where it is free.
@@ -71,13 +73,14 @@ class Loop:
         max_steps: int,
         *,
         seed: int = 42,
+        until: float | None = None,
         looks: Looks | None = None,
         checkpoints: RankCheckpoints | None = None,
         coding: Coding | None = None,
     ) -> None:
         self.comm, self.model, self.strategy, self.data = comm, model, strategy, data
         self.max_steps, self.local_step = max_steps, 0
-        self._make_learner, self._seed = make_learner, seed
+        self._make_learner, self._seed, self._until = make_learner, seed, until
         self._looks = looks if looks is not None else Looks()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._coding = coding
@@ -93,7 +96,7 @@ class Loop:
         else:
             self._resume(saved)
         try:
-            while self.local_step < self.max_steps and (step := self.data.next_step()) is not None:
+            while (step := self._next_step()) is not None:
                 self.deposits.look(self.local_step)
                 self.do(step)
                 if self._checkpoints.is_due(self.local_step):
@@ -101,6 +104,22 @@ class Loop:
             return self._finish()
         finally:
             self.close()
+
+    def _next_step(self) -> Step | None:
+        """What to do next; None where the run ends."""
+        if self.local_step >= self.max_steps or self._is_late():
+            return None
+        return self.data.next_step()
+
+    def _is_late(self) -> bool:
+        """Whether the time is over: for this rank, or where ranks go together for one of them."""
+        if self._until is None:
+            return False
+        late = self.comm.now() >= self._until
+        if not self.strategy.is_synchronous or self.strategy.num_nodes == 1:
+            return late
+        with self.comm.off_clock():
+            return bool(self.comm.all_reduce(torch.tensor([int(late)]), op="max"))
 
     # --- a step --------------------------------------------------------------------------------------------
 
@@ -116,7 +135,7 @@ class Loop:
 
     def _train(self, step: Step) -> None:
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
-        weight = step.samples * self.comm.world_size / step.total_samples
+        weight = step.samples * self.strategy.num_nodes / step.total_samples
         context = StepContext(
             self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of
         )

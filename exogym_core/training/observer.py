@@ -109,6 +109,7 @@ class _Look:
     losses: list[float] = field(default_factory=list)  # of the ranks' own models, in order
     accuracies: list[float] = field(default_factory=list)
     replicas: list[int] = field(default_factory=list)  # tickets, to be compared
+    version: int | None = None  # of the judged model, where a server tells it
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the judged model
 
 
@@ -193,6 +194,13 @@ class Observer:
         layouts: Mapping[str, Layout] = note["layouts"]
         sections = _sections(layouts, self._shelf.get(ticket))
         replica = [*sections["parameters"], *sections["buffers"]]
+        if not note["is_replica"]:  # a server's, which tells the judged model
+            for part in ("judged", "judged_buffers"):
+                if part in sections:
+                    look.parts |= unpack(layouts[part], sections[part])
+            look.version = note["version"]
+            self._shelf.drop(ticket)
+            return
         look.mean.add(self._shelf, replica)
         if "correlate" in look.what:
             look.replicas.append(self._shelf.put([flat for flat in replica if flat.is_floating_point()]))
@@ -257,7 +265,7 @@ class Observer:
                     "global_loss": look.losses[0] if is_alike else evaluation.loss(mean),
                     "judged_loss": verdict[0],
                     "accuracy": verdict[1],
-                    "judged_version": note["version"],
+                    "judged_version": note["version"] if look.version is None else look.version,
                     "judged_step": note["born"],
                 }
             )
@@ -281,7 +289,7 @@ class Observer:
             accuracies = look.accuracies
             mean = sum(accuracies) / len(accuracies) if accuracies else None
             return sum(look.losses) / len(look.losses), mean
-        version = note["version"]
+        version = note["version"] if look.version is None else look.version
         if version not in self._verdicts:
             model = self._loaded_judged(look, note, sections)
             self._verdicts = {version: (evaluation.loss(model), evaluation.accuracy(model))}

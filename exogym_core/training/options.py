@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from netsim import parse_collectives
 from netsim.files.errors import InputError
+from netsim.files.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +101,27 @@ def _patience(name: str, value: Any) -> float:
     return float(value)
 
 
+def _duration(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = parse_seconds(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"fit: {name} is {value!r}: {error}") from None
+    if isinstance(value, bool) or not 0 < seconds < math.inf:
+        raise InputError(f"fit: {name} is {value!r}; give a positive duration such as '2 h'")
+    return seconds
+
+
+def _failures(name: str, value: Any) -> Mapping[str, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or "mtbf" not in value or set(value) - {"mtbf", "repair"}:
+        raise InputError(f"fit: {name} is {value!r}; give {{mtbf: 8 h, repair: 10 min}}")
+    checked = {key: _duration(f"{name}.{key}", given) for key, given in {"repair": "10 min", **value}.items()}
+    return {key: seconds for key, seconds in checked.items() if seconds is not None}
+
+
 def open_device(name: str, value: Any) -> Any:
     """None for "" (EXO Gym's way to leave a device open) and "auto" (the experiment files'), else `value`."""
     return None if isinstance(value, str) and value in ("", "auto") else value
@@ -134,6 +156,30 @@ class RunOptions:
     wandb_project: str | None = option(None)
     log_x_axis: str = option("step")
     disable_logging: bool = option(False, check=_truth)
+    until: float | str | None = option(
+        None,
+        check=_duration,
+        key="until",
+        file_type=float | str | None,
+        same=True,
+        about="virtual seconds (or text such as '2 h') after which no step begins; `max_steps` may end the run before.",
+    )
+    servers: int | None = option(
+        None,
+        check=whole_number(1, optional=True),
+        key="servers",
+        file_type=int | None,
+        same=True,
+        about="server ranks of strategies that have some, besides the workers; by default what the strategy needs.",
+    )
+    failures: Mapping[str, Any] | None = option(
+        None,
+        check=_failures,
+        key="failures",
+        file_type=dict[str, float | str] | None,
+        same=True,
+        about="workers' hosts crash at random: {'mtbf': '8 h', 'repair': '10 min'}, exponential times drawn by seed.",
+    )
     topology: Topology | str | Path | Mapping[str, Any] | None = option(None, key="topology")
     placement: Sequence[str] | None = option(None, key="placement", same=True)
     protocol: str | Mapping[str, Any] | None = option(None, key="protocol", same=True)

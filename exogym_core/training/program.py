@@ -38,6 +38,7 @@ from exogym_core.training.learner import StepCost, TorchLearner
 from exogym_core.training.loop import Loop, RankOutcome
 from exogym_core.training.minibatch import fitting_size
 from exogym_core.training.observer import Observer
+from exogym_core.training.server import Server
 from exogym_core.training.trial import first_batch, refuse_wrong_parts
 from netsim.files.errors import InputError
 
@@ -187,10 +188,23 @@ class Program:
     # --- on a rank -----------------------------------------------------------------------------------------
 
     def __call__(self, comm: Communicator) -> RankOutcome:
-        """Train on this rank."""
+        """Train on this rank, or serve."""
+        if comm.rank >= self.request.num_nodes:
+            return self.server(comm).run()
         remarks: list[str] = []
         outcome = self.loop(comm, remarks).run()
         return replace(outcome, remarks=tuple(remarks))
+
+    def server(self, comm: Communicator) -> Server:
+        """A rank that computes nothing."""
+        request, device = self.request, self.request.device_of(comm.rank)
+        seed_device(device, request.seed, comm.rank)
+        model = copy.deepcopy(self.model).to(device)
+        return Server(comm, model, copy.deepcopy(request.strategy), self._looks(), seed=request.seed)
+
+    def _looks(self) -> Looks:
+        request = self.request
+        return Looks(request.val_interval if self.evaluates else None, request.correlation_interval)
 
     def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
         """This rank's loop, ready to start; what the user should be warned of is added to `remarks`."""
@@ -219,7 +233,8 @@ class Program:
             make_learner,
             max_steps,
             seed=request.seed,
-            looks=Looks(request.val_interval if self.evaluates else None, request.correlation_interval),
+            until=request.until,
+            looks=self._looks(),
             checkpoints=self.checkpoints,
             coding=coding,
         )
@@ -243,7 +258,7 @@ class Program:
         request, compute = self.request, self.compute
         if compute is None or request.topology is None:
             return None
-        hosts = request.topology.place(request.num_nodes, request.placement)
+        hosts = request.topology.place(request.num_ranks, request.placement)
         host = request.topology.hosts[hosts[rank]]
         seconds = compute.step_seconds(
             self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from exogym_core.training.evaluation import PRECISIONS
 from exogym_core.training.options import OPTIONS, RunOptions, whole_number
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
+from netsim.topology.weather import random_crashes
 
 __all__ = ["FitRequest"]
 
@@ -45,6 +47,8 @@ class FitRequest(RunOptions):
     compute: Compute | None
     workers: WorkerSpec
     timeout_seconds: float
+    until: float | None
+    failures: Mapping[str, float] | None
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> FitRequest:
@@ -65,6 +69,9 @@ class FitRequest(RunOptions):
         request = cls(**values)
         request._check_strategy()
         request._check_transport()
+        request._settle_servers()
+        request._place_servers()
+        request._settle_failures()
         if torchrun_rank() is None:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
@@ -100,7 +107,47 @@ class FitRequest(RunOptions):
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
             self.compute = None
 
+    def _settle_servers(self) -> None:
+        """Give a strategy that has servers as many as were asked for."""
+        if self.servers is not None and self.strategy.num_servers:
+            self.strategy = copy.deepcopy(self.strategy)
+            self.strategy.num_servers = self.servers
+        needs_clock = self.until is not None or self.failures is not None
+        if needs_clock and (self.topology is None or not self.carrier.has_clock):
+            name = "until" if self.until is not None else "failures"
+            raise InputError(f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'")
+
+    def _place_servers(self) -> None:
+        """Workers as without servers, and each kind of servers spread likewise."""
+        if self.topology is None or not self.strategy.num_servers:
+            return
+        if self.placement is not None and len(self.placement) == self.num_ranks:
+            return
+        hosts = list(self.topology.place(self.num_nodes, self.placement))
+        for number in self.strategy.server_groups:
+            hosts += self.topology.place(number)
+        self.placement = [self.topology.hosts[host].name for host in hosts]
+
+    def _settle_failures(self) -> None:
+        """Add the crashes of workers' hosts to the topology's weather."""
+        if self.failures is None or self.topology is None:
+            return
+        if self.until is None:
+            raise InputError("fit: failures need until=, which says how long hosts may fail")
+        hosts = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
+        crashes = random_crashes(
+            sorted(set(hosts)), self.failures["mtbf"], self.failures["repair"], self.until, self.seed
+        )
+        weather = self.topology.weather
+        events = sorted((*weather.host_events, *crashes), key=lambda event: (event.at_seconds, event.host))
+        self.topology = replace(self.topology, weather=replace(weather, host_events=tuple(events)))
+
     # --- what follows from them ----------------------------------------------------------------------------
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers and servers."""
+        return self.num_nodes + self.strategy.num_servers
 
     @property
     def carrier(self) -> Transport:

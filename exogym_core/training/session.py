@@ -79,17 +79,19 @@ class Session:
             raise
         finally:
             self._observer.close()
-        _account(run, result, self._recorder.rounds.has_any)
-        result.rank_states = [outcome.state for outcome in run.results]
+        num_nodes = self._program.request.num_nodes
+        _account(run, result, self._recorder.rounds.has_any, num_nodes)
+        workers = run.results[:num_nodes]
+        result.rank_states = [outcome.state for outcome in workers]
         result.max_steps = run.results[0].max_steps
         result.mean_state, result.judged_state = final.mean, final.judged
-        return run.results
+        return workers
 
     def _carry(self) -> tuple[RunResult[RankOutcome], FinalModels]:
         program, request = self._program, self._program.request
         run = run_ranks(
             program,
-            request.num_nodes,
+            request.num_ranks,
             request.topology,
             request.transport,
             self._workers,
@@ -123,15 +125,18 @@ class Session:
         self._checkpoints.settle(num_taken)
 
 
-def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool) -> None:
-    """Where the time went, and by which algorithms."""
+def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool, num_nodes: int) -> None:
+    """Where the workers' time went, and by which algorithms."""
     result.collectives, result.window_limit = run.collectives, run.window_limit
-    result.compute_seconds, result.exposed_seconds = run.compute_seconds, run.exposed_seconds
+    result.compute_seconds = run.compute_seconds[:num_nodes]
+    result.exposed_seconds = run.exposed_seconds[:num_nodes]
     if not has_absences:  # else it ended without those who were left behind
         result.virtual_seconds = run.virtual_seconds
     if run.virtual_seconds is None or result.virtual_seconds is None:
         return
     total = result.virtual_seconds
-    times = where_time_went(run.compute_seconds, run.network_seconds, total)
+    times = where_time_went(result.compute_seconds, run.network_seconds[:num_nodes], total)
     result.computing_seconds, result.network_seconds, result.waiting_seconds = times
-    result.compute_utilisation = mean_utilisation([min(each, total) for each in run.compute_seconds], total)
+    result.compute_utilisation = mean_utilisation(
+        [min(each, total) for each in result.compute_seconds], total
+    )

@@ -7,9 +7,14 @@ in which they apply, whatever order the file had.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["Background", "Drift", "HostEvent", "LinkEvent", "Trace", "Weather"]
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Background", "Drift", "HostEvent", "LinkEvent", "Trace", "Weather", "random_crashes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +114,23 @@ class Weather:
 
     def __bool__(self) -> bool:
         return bool(self.link_events or self.host_events or self.traces or self.background or self.drift)
+
+
+def random_crashes(
+    hosts: Sequence[int], mean_seconds: float, repair_seconds: float, until_seconds: float, seed: int
+) -> list[HostEvent]:
+    """Crashes of each host until `until_seconds`: exponential times of mean `mean_seconds` between them.
+
+    A host's draws depend on (seed, place among `hosts`) alone, and it cannot crash while it is being repaired.
+
+    >>> [round(event.at_seconds) for event in random_crashes([0], 100.0, 10.0, 300.0, seed=1)]
+    [107, 148, 212]
+    """
+    events = []
+    for place, host in enumerate(hosts):
+        generator = np.random.default_rng([seed, place])
+        at = float(generator.exponential(mean_seconds))
+        while at < until_seconds:
+            events.append(HostEvent(at, host, False, repair_seconds))
+            at += repair_seconds + float(generator.exponential(mean_seconds))
+    return sorted(events, key=lambda event: (event.at_seconds, event.host))

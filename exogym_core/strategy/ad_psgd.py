@@ -1,0 +1,86 @@
+"""AD-PSGD: each worker averages with one other at a time, whenever it is ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options.arguments import Options, checked_options, option, positive_int
+from exogym_core.strategy.parts.flat import flatten, write_back
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["ADPSGDOptions", "ADPSGDStrategy"]
+
+
+@dataclass(frozen=True)
+class ADPSGDOptions(Options):
+    """What AD-PSGD takes.
+
+    Args:
+        interval: local steps between the exchanges that a worker begins.
+    """
+
+    interval: int = option(1, positive_int)
+
+
+class ADPSGDStrategy(Strategy):
+    """Asynchronous decentralised SGD: after its step a worker sends its parameters to a random other one.
+
+    Who receives them, at its own next step, moves half-way towards them and sends back what it had; the first then
+    moves by half the difference to what it had sent. So both meet in the middle, nobody waits, and the sum of all
+    parameters is kept but for messages under way. One exchange of a worker's own is in flight at a time; what has not
+    been answered at the end is left. The paper's averaging of a pair is atomic; here it takes the network's time.
+
+    Bytes: `4 P` there and `4 P` back an exchange, whatever the number of workers.
+
+    Args:
+        optim_spec: the optimizer of local steps (AdamW by default; the paper's is SGD).
+        options: of `ADPSGDOptions`, and of every Strategy.
+
+    References:
+        Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, arXiv 1710.06952.
+    """
+
+    Options = ADPSGDOptions
+    is_synchronous = False
+    judged = "own"
+
+    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
+        self.options, others = checked_options(type(self), ADPSGDOptions, options)
+        super().__init__(optim_spec=optim_spec, **others)
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        self._sent: Tensor | None = None  # awaits its answer
+        self._draws = torch.Generator().manual_seed(self.seed * 1_000_003 + rank)
+
+    def step(self) -> None:
+        """A local step, then whatever has come, then an exchange of one's own."""
+        self.clip_gradients()
+        self.optimizer_step()
+        if self.num_nodes > 1:
+            self._mix()
+        super().step()
+
+    @torch.no_grad()
+    def _mix(self) -> None:
+        own = flatten([parameter.float() for parameter in self.trainable])
+        for source, theirs in self.comm.take("offers"):
+            self.comm.put(own, source, "answers")
+            own = own.lerp(theirs, 0.5)
+        for _, theirs in self.comm.take("answers"):
+            assert self._sent is not None
+            own = own + (theirs - self._sent) / 2
+            self._sent = None
+        write_back(own, self.trainable)
+        if self._sent is None and (self.local_step + 1) % self.options.interval == 0:
+            other = int(torch.randint(self.num_nodes - 1, (1,), generator=self._draws))
+            self._sent = own
+            self.comm.put(own, other + (other >= self.rank), "offers")

@@ -1,0 +1,146 @@
+"""HALoS: servers of regions merge what their workers send, and exchange with a global server now and then."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.options.arguments import checked_options, fraction, number, option, positive_int
+from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
+from exogym_core.strategy.served import ServedOptions, ServedStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["HALoSOptions", "HALoSStrategy"]
+
+
+@dataclass(frozen=True)
+class HALoSOptions(ServedOptions):
+    """What HALoS takes.
+
+    Args:
+        H: local steps a round.
+        K: arrivals at a region's server between its exchanges with the global one.
+        local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
+        global_lr, global_momentum, global_buffer: of the global one, likewise.
+        merge: the share of the global parameters in what a region's server goes on from.
+        regions: servers of regions; workers are dealt out to them in contiguous blocks.
+    """
+
+    H: int = option(8, positive_int)
+    K: int = option(32, positive_int)
+    local_lr: float = option(0.2, number)
+    local_momentum: float = option(0.9, number)
+    local_buffer: int = option(16, positive_int)
+    global_lr: float = option(0.15, number)
+    global_momentum: float = option(0.5, number)
+    global_buffer: int = option(2, positive_int)
+    merge: float = option(0.25, fraction)
+    regions: int = option(2, positive_int)
+
+
+class HALoSStrategy(ServedStrategy):
+    """Asynchrony in two levels: workers exchange with the server of their region, regions with a global one.
+
+    A region's server takes in each displacement by delayed Nesterov and answers at once. After `K` arrivals, with no
+    exchange in flight, it sends `base - local` to the global server, which takes that in likewise and answers with its
+    parameters; then `local = (1 - merge) local + merge global` and `base = local`. What arrives meanwhile is part of
+    that base and never goes up. The last `regions + 1` ranks serve, the global server last.
+
+    Bytes: `4 P` up and down a worker round inside a region, and `4 P` up and down every `K` of its arrivals between.
+
+    Args:
+        optim_spec: the inner optimizer (AdamW by default).
+        options: of `HALoSOptions`, and of every Strategy.
+
+    References:
+        Kim et al., HALoS, arXiv 2506.04531; the rule is as utnslab/halos runs it.
+    """
+
+    Options = HALoSOptions
+    options: HALoSOptions
+
+    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
+        self.options, others = checked_options(type(self), HALoSOptions, options)
+        self.num_servers = self.options.regions + 1
+        super().__init__(optim_spec=optim_spec, **others)
+
+    @property
+    def server_groups(self) -> tuple[int, ...]:
+        """The regions' servers, then the global one."""
+        return (self.num_servers - 1, 1)
+
+    @property
+    def server(self) -> int:
+        """The worker's region's."""
+        return self.num_nodes + self.rank * (self.num_servers - 1) // self.num_nodes
+
+    @property
+    def _is_global(self) -> bool:
+        return self.rank == self.comm.world_size - 1
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        told = self.options
+        level = (told.global_lr, told.global_momentum, told.global_buffer)
+        if not self._is_global:
+            level = (told.local_lr, told.local_momentum, told.local_buffer)
+        lr, momentum, buffer = level
+        self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)
+        self._base = self.phi.clone()
+        self._since, self._steps, self._awaits = 0, 0.0, False
+
+    def _next_steps(self, speed: float, fastest: float) -> int:
+        """The authors round dynamic local updates up."""
+        if not self.options.dylu or not speed or not fastest:
+            return self.options.H
+        return max(1, math.ceil(self.options.H * min(speed / fastest, 1.0)))
+
+    def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
+        """One step of delayed Nesterov."""
+        self.outer.step(displacement)
+
+    def serve(self, updated: Callable[[float], None]) -> None:
+        """A region's server, or the global one."""
+        if self._is_global:
+            super().serve(updated)
+            return
+        while letters := self.comm.take(wait=math.inf):
+            for source, letter in letters:
+                if source == self.comm.world_size - 1:
+                    self._merge(letter[:-1])
+                else:
+                    self._steps += self.take_in(source, letter)
+                    self._since += 1
+                if self._since >= self.options.K and not self._awaits:
+                    self._send_up()
+        if self._since and not self._awaits:
+            self._send_up()  # what has come since the last exchange
+
+    def take_in(self, source: int, letter: Tensor) -> float:
+        """As every server; the global one answers into the box that regions read."""
+        if not self._is_global:
+            return super().take_in(source, letter)
+        steps = float(letter[-2])
+        self.arrived(source, letter[:-2], int(steps))
+        self.num_arrived += 1
+        self.comm.put(torch.cat([self.phi, torch.zeros(1)]), source)
+        return steps
+
+    def _send_up(self) -> None:
+        tail = torch.tensor([self._steps, 0.0])
+        self.comm.put(torch.cat([self._base - self.phi, tail]), self.comm.world_size - 1)
+        self._since, self._steps, self._awaits = 0, 0.0, True
+
+    def _merge(self, from_above: Tensor) -> None:
+        self.phi.lerp_(from_above, self.options.merge)
+        self._base = self.phi.clone()
+        self._awaits = False

@@ -1,0 +1,137 @@
+"""Strategies with a server: workers go their own pace, and nobody waits for another worker."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options.arguments import Options, flag, option, positive_int
+from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+__all__ = ["ServedOptions", "ServedStrategy"]
+
+_TAIL = 2  # values behind the parameters: local steps, and their speed
+
+
+@dataclass(frozen=True)
+class ServedOptions(Options):
+    """What all of them take.
+
+    Args:
+        H: local steps a round (of the fastest worker, with `dylu`).
+        dylu: workers do `floor(H v / max v)` local steps, v their steps a second (dynamic local updates).
+    """
+
+    H: int = option(50, positive_int)
+    dylu: bool = option(False, flag)
+
+
+class ServedStrategy(Strategy):
+    """Workers train alone for a round, send their displacement to their server, and go on from what it answers.
+
+    Subclasses say what the server does with a displacement (`arrived`) and answers (`self.phi`). Messages are fp32,
+    flat, with two values behind: the round's local steps and the worker's speed, the answer with the fastest one's.
+    """
+
+    num_servers = 1
+    is_synchronous = False
+    judged = "server"
+    options: ServedOptions
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        self.phi = self._flat()
+        self.num_arrived = 0
+        self._round_steps, self._steps_left = self.options.H, self.options.H
+        self._round_began = 0.0
+        self._fastest: dict[int, float] = {}  # worker -> steps a second, as the server has heard
+
+    def _flat(self) -> Tensor:
+        return flatten([parameter.float() for parameter in self.trainable])
+
+    # --- a worker ------------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> int:
+        """The rank that this worker sends to."""
+        return self.comm.world_size - 1
+
+    def step(self) -> None:
+        """A local step; at the end of a round, to the server and back."""
+        self.clip_gradients()
+        self.optimizer_step()
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            self._exchange()
+        super().step()
+
+    def _exchange(self) -> None:
+        now = self.comm.now()
+        passed = now - self._round_began
+        speed = self._round_steps / passed if passed > 0 else 0.0
+        displacement = self.phi - self._flat()
+        tail = torch.tensor([float(self._round_steps), speed])
+        self.comm.put(torch.cat([displacement, tail]), self.server)
+        answers = self.comm.take("answers", wait=math.inf)
+        if answers:
+            answer = answers[-1][1]
+            self.phi, fastest = answer[:-1], float(answer[-1])
+            write_back(self.phi, self.trainable)
+            self._round_steps = self._next_steps(speed, fastest)
+        self._steps_left = self._round_steps
+        self._round_began = self.comm.now()
+
+    def _next_steps(self, speed: float, fastest: float) -> int:
+        if not self.options.dylu or not speed or not fastest:
+            return self.options.H
+        return max(1, math.floor(self.options.H * min(speed / fastest, 1.0)))
+
+    # --- the server ----------------------------------------------------------------------------------------
+
+    def serve(self, updated: Callable[[float], None]) -> None:
+        """Take in what comes, in order of arrival, and answer each at once."""
+        steps = 0.0
+        while letters := self.comm.take(wait=math.inf):
+            for source, letter in letters:
+                steps += self.take_in(source, letter)
+                updated(steps / self.num_nodes)
+
+    def take_in(self, source: int, letter: Tensor) -> float:
+        """Apply one worker's displacement and answer; returns the local steps behind it."""
+        displacement, (steps, speed) = letter[:-_TAIL], letter[-_TAIL:].tolist()
+        self._fastest[source] = speed
+        self.arrived(source, displacement, int(steps))
+        self.num_arrived += 1
+        self.comm.put(torch.cat([self.phi, torch.tensor([max(self._fastest.values())])]), source, "answers")
+        return float(steps)
+
+    def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
+        """Take in a displacement, flat and fp32: change `self.phi`."""
+        raise NotImplementedError
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """On the server, its parameters."""
+        if self.rank < self.num_nodes:
+            return None
+        named = self.named_trainable()
+        parts = unflatten(self.phi, [value for _, value in named])
+        return {name: part.to(value.dtype) for (name, value), part in zip(named, parts, strict=True)}
+
+    @property
+    def judged_version(self) -> int:
+        """Displacements that the server has taken in."""
+        return self.num_arrived
+
+    def state_dict(self) -> dict[str, Any]:
+        """Letters lie in mailboxes, which checkpoints cannot keep: the communicator refuses to."""
+        return super().state_dict()
