@@ -330,7 +330,9 @@ class Recorder:
         if at is not None and self._timed:
             seconds = at
         if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps
-            step = result.history[-1]["step"] if result.history else 0
+            step = max(
+                (row["step"] for rows in (result.history, result.validation) for row in rows[-1:]), default=0
+            )
             if self._judged and self._judged[-1].version == row["judged_version"]:
                 result.mean_of_replicas_loss = row["global_loss"]
                 return  # it has been looked at already

@@ -5,11 +5,13 @@ from typing import Any
 
 from exogym_core.strategy.ad_psgd import ADPSGDStrategy
 from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy, HeLoCoStrategy
+from exogym_core.strategy.async_sparta import AsyncSparseCommunicator, AsyncSPARTAStrategy
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.decoupled_diloco import DecoupledDiLoCoStrategy
 from exogym_core.strategy.delayed import (
     DelayedDiLoCoCommunicator,
     DelayedDiLoCoStrategy,
@@ -41,11 +43,14 @@ __all__ = [
     "ADPSGDStrategy",
     "AllReduceStrategy",
     "AsyncDiLoCoStrategy",
+    "AsyncSPARTAStrategy",
+    "AsyncSparseCommunicator",
     "AveragingCommunicator",
     "Chain",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
     "DeMoStrategy",
+    "DecoupledDiLoCoStrategy",
     "DelayedDiLoCoCommunicator",
     "DelayedDiLoCoStrategy",
     "DiLoCoCommunicator",
@@ -87,8 +92,10 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "ADPSGD": ADPSGDStrategy,
     "AllReduce": SimpleReduceStrategy,
     "AsyncDiLoCo": AsyncDiLoCoStrategy,
+    "AsyncSPARTA": AsyncSPARTAStrategy,
     "DeMo": DeMoStrategy,
     "DelayedDiLoCo": DelayedDiLoCoStrategy,
+    "DecoupledDiLoCo": DecoupledDiLoCoStrategy,
     "DiLoCo": DiLoCoStrategy,
     "EagerDiLoCo": EagerDiLoCoStrategy,
     "FedAvg": FedAvgStrategy,
@@ -105,6 +112,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 #: Name of a module in the `modules` of a Chain -> class.
 MODULES: dict[str, type[Module]] = {
     "DelayedDiLoCo": DelayedDiLoCoCommunicator,
+    "AsyncSPARTA": AsyncSparseCommunicator,
     "DiLoCo": DiLoCoCommunicator,
     "EagerDiLoCo": EagerDiLoCoCommunicator,
     "FedAvg": AveragingCommunicator,

@@ -142,7 +142,8 @@ def _corrected(d: Tensor, m: Tensor, confidence: float) -> Tensor:
     conf = float(length / (length + confidence * momentum + 1e-12))
     unit_m = m / momentum
     if cosine < 0:
-        return d - unit_m * (min(0.5 * -cosine * conf, 0.5) * cosine * float(length))
+        turned: Tensor = d - unit_m * (min(0.5 * -cosine * conf, 0.5) * cosine * float(length))
+        return turned
     mix = min((1 - cosine) * conf, 1.0)
     mixed = (1 - mix) * d / length + mix * unit_m
     return mixed * float(length / mixed.norm())

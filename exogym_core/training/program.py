@@ -263,7 +263,7 @@ class Program:
         seconds = compute.step_seconds(
             self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
         )
-        seconds *= host.slowdown(hosts.count(hosts[rank]))
+        seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
         # A host is known by its first rank, so that renaming hosts changes no draw.
         return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
 

@@ -112,6 +112,11 @@ class FitRequest(RunOptions):
         if self.servers is not None and self.strategy.num_servers:
             self.strategy = copy.deepcopy(self.strategy)
             self.strategy.num_servers = self.servers
+        if self.strategy.num_servers and (self.checkpoint_interval or self.resume_from):
+            raise InputError(
+                f"fit: {type(self.strategy).__name__} has servers, and what lies in mailboxes cannot be kept; leave "
+                "checkpoints out"
+            )
         needs_clock = self.until is not None or self.failures is not None
         if needs_clock and (self.topology is None or not self.carrier.has_clock):
             name = "until" if self.until is not None else "failures"

@@ -69,7 +69,7 @@ class Letters:
             self._keep((dst, box), number, flat, work)
         note = _Note(self._wire.member, number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
         store = self._shared_store()
-        self._count("put")
+        store.add("put", 1)
         place = store.add(f"letters {dst} {box}", 1)
         store.set(f"letter {dst} {box} {place}", json.dumps(note))
 
@@ -88,7 +88,7 @@ class Letters:
         got = self._collect(box)
         if got or wait == 0 or self._store is None:
             return got
-        self._say("waits" if math.isinf(wait) else "busy")
+        self._say("waits" if math.isinf(wait) else "busy", box)
         try:
             while not (got := self._collect(box)) and time.monotonic() < deadline:
                 if math.isinf(wait) and self._is_hopeless():
@@ -125,38 +125,35 @@ class Letters:
             waiting = f"rank {self._rendezvous.rank} takes a letter of member {note.source} from box {box!r}"
             self._rendezvous.tell(waiting, work.wait)
         store.add(f"taken {self._wire.member} {box} {note.source}", 1)
-        self._say("busy")  # before it counts as taken, see _is_hopeless
-        self._count("take")
         return flat.reshape(note.shape)
 
     def _is_hopeless(self) -> bool:
-        """Whether everyone else has ended or waits likewise, and no letter is under way; told to one at a time."""
+        """Whether everyone else has ended or waits likewise, in vain so far; told to one at a time."""
         store = self._shared_store()
         num_put = store.add("put", 0)
-        if store.add("take", 0) != num_put:
-            return False
-        others = [member for member in range(self._wire.size) if member != self._wire.member]
-        says = {member: self._said(member) for member in others}
-        if any(word == "busy" for word, _ in says.values()):
-            return False
-        first = [m for m, (word, told) in says.items() if word == "waits" and told != num_put]
-        if min(first, default=self._wire.size) < self._wire.member or store.add("put", 0) != num_put:
+        first = self._wire.size  # of those who have not been told since the last letter
+        for member in range(self._wire.size):
+            word, told, box, num_taken = self._said(member)
+            if word == "busy" or (word == "waits" and store.add(f"letters {member} {box}", 0) != num_taken):
+                return False
+            if word == "waits" and told != num_put:
+                first = min(first, member)
+        if first != self._wire.member or store.add("put", 0) != num_put:
             return False
         self._told = num_put
         return True
 
-    def _say(self, word: str) -> None:
-        self._shared_store().set(f"member {self._wire.member}", json.dumps([word, self._told]))
+    def _say(self, word: str, box: str = "") -> None:
+        """Tell what this member does: `busy`, `waits` for a letter to `box`, of which it has taken so many, `ended`."""
+        state = [word, self._told, box, self._num_taken[box]]
+        self._shared_store().set(f"member {self._wire.member}", json.dumps(state))
 
-    def _said(self, member: int) -> tuple[str, int]:
+    def _said(self, member: int) -> tuple[str, int, str, int]:
         store = self._shared_store()
         if not store.check([f"member {member}"]):
-            return "busy", -1
-        word, told = json.loads(store.get(f"member {member}"))
-        return word, told
-
-    def _count(self, what: str) -> None:
-        self._shared_store().add(what, 1)
+            return "busy", -1, "", 0
+        word, told, box, num_taken = json.loads(store.get(f"member {member}"))
+        return word, told, box, num_taken
 
     def _shared_store(self) -> Store:
         assert self._store is not None

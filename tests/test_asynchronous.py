@@ -1,0 +1,244 @@
+"""Strategies in which nobody waits for others: servers, mailboxes, and runs that end at a virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.communicator import run_ranks
+from exogym_core.strategy import (
+    ADPSGDStrategy,
+    AsyncDiLoCoStrategy,
+    AsyncSPARTAStrategy,
+    DecoupledDiLoCoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    HALoSStrategy,
+    HeLoCoStrategy,
+    SimpleReduceStrategy,
+    Strategy,
+)
+from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
+from netsim.files.errors import InputError
+from netsim.topology.weather import random_crashes
+
+if TYPE_CHECKING:
+    from exogym_core.results.history import FitResult
+
+MAKERS: dict[str, Any] = {
+    "ADPSGD": lambda: ADPSGDStrategy(lr=0.02),
+    "AsyncDiLoCo": lambda: AsyncDiLoCoStrategy(H=4, lr=0.02),
+    "AsyncDiLoCo, dylu": lambda: AsyncDiLoCoStrategy(H=4, lr=0.02, dylu=True),
+    "AsyncSPARTA": lambda: AsyncSPARTAStrategy(lr=0.02, p_sparta=0.5, interval=4, delay=2),
+    "DecoupledDiLoCo": lambda: DecoupledDiLoCoStrategy(H=4, num_fragments=2, lr=0.02),
+    "HALoS": lambda: HALoSStrategy(H=2, K=3, lr=0.02),
+    "HeLoCo": lambda: HeLoCoStrategy(H=4, lr=0.02),
+}
+TOPOLOGY = {
+    "regions": {
+        "us": {"hosts": 2, "nic": "1 Gbit/s"},
+        "eu": {"hosts": 2, "nic": "1 Gbit/s", "devices": 1},
+    },
+    "wan": [{"between": ["us", "eu"], "bandwidth": "100 Mbit/s", "rtt": "80 ms"}],
+}
+UNEQUAL = {
+    "placement": ["us.0", "us.1", "eu.0", "eu.0"]
+}  # the last two share a device: 100 ms a step, not 50
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 2)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+
+
+def fit(strategy: Strategy, num_nodes: int = 4, **options: Any) -> FitResult:
+    torch.manual_seed(0)
+    inputs = torch.randn(400, 6)
+    data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+    given = {"max_steps": 24, "num_epochs": 20, "batch_size": 8, "val_interval": 8, "workers": "threads"}
+    given |= {"topology": TOPOLOGY, "compute": "50 ms"}
+    model = Trainer(Model(), data, data).fit(strategy=strategy, num_nodes=num_nodes, **{**given, **options})
+    result: FitResult = model.fit_result
+    return result
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_they_learn_and_are_the_same_in_threads_and_processes(name: str) -> None:
+    """The judged loss falls; carriers agree to the bit in losses, times, bytes and parameters."""
+    result = fit(MAKERS[name]())
+    losses = [row["judged_loss"] for row in result.validation]
+    assert losses[-1] < 0.8 * losses[0]
+    assert len({row["step"] for row in result.validation}) == len(result.validation)
+    seconds = [row["judged_virtual_seconds"] for row in result.validation]
+    assert seconds == sorted(seconds)
+    again = fit(MAKERS[name](), workers={"kind": "processes", "processes": 2})
+    assert again.history == result.history
+    assert again.validation == result.validation
+    assert again.virtual_seconds == result.virtual_seconds
+    for key, value in result.judged_state.items():
+        assert torch.equal(value, again.judged_state[key])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_one_worker_alone_and_real_sockets(name: str) -> None:
+    """A world of one worker trains; over gloo, where times are real, the same code runs and learns."""
+    assert fit(MAKERS[name](), num_nodes=1, max_steps=9).final_loss is not None
+    real = {"transport": "gloo", "topology": None, "compute": None, "max_steps": 12}
+    result = fit(MAKERS[name](), num_nodes=2, **real)
+    assert result.validation[-1]["judged_loss"] < result.validation[0]["judged_loss"]
+
+
+def test_async_diloco_with_one_worker_is_diloco() -> None:
+    alone = fit(AsyncDiLoCoStrategy(H=4, lr=0.02), num_nodes=1)
+    diloco = fit(DiLoCoStrategy(H=4, lr=0.02), num_nodes=1)
+    assert [row["judged_loss"] for row in alone.validation] == pytest.approx(
+        [row["judged_loss"] for row in diloco.validation], rel=1e-6
+    )
+
+
+def test_delayed_nesterov_is_its_rule() -> None:
+    """Against the formula written out, for buffers and shares of the momentum; N = 1 is torch's Nesterov."""
+    draws = torch.Generator().manual_seed(3)
+    arrivals = [torch.randn(5, generator=draws, dtype=torch.float64) for _ in range(7)]
+    for n, c in ((1, 0.0), (3, 0.0), (3, 0.25)):
+        phi, m, total = torch.ones(5, dtype=torch.float64), torch.zeros(5).double(), torch.zeros(5).double()
+        outer = DelayedNesterov(torch.ones(5, dtype=torch.float64), 0.7, 0.9, n, c)
+        for t, d in enumerate(arrivals):
+            total = total + d
+            if (t + 1) % n == 0:
+                m = 0.9 * m + total / n
+                phi = phi - 0.7 * ((1 - c * n + c) * 0.9 * m + d / n)
+                total = torch.zeros(5).double()
+            else:
+                phi = phi - 0.7 * (c * 0.9 * m + d / n)
+            outer.step(d)
+            torch.testing.assert_close(outer.phi, phi)
+    parameter = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    outer = DelayedNesterov(torch.ones(5, dtype=torch.float64), 0.7, 0.9)
+    for d in arrivals:
+        parameter.grad = d
+        sgd.step()
+        outer.step(d)
+    torch.testing.assert_close(outer.phi, parameter.detach())
+
+
+def test_fast_workers_do_not_wait_for_slow_ones() -> None:
+    """With a time budget each worker does as many steps as its own speed allows; synchronous ones go together."""
+    apart = fit(AsyncDiLoCoStrategy(H=4, lr=0.02), **UNEQUAL, until="2 s", max_steps=1000)
+    together = fit(DiLoCoStrategy(H=4, lr=0.02), **UNEQUAL, until="2 s", max_steps=1000)
+    assert apart.history[-1]["step"] > 1.4 * together.history[-1]["step"]
+    steps = [
+        done / a_step for done, a_step in zip(together.compute_seconds, (0.05, 0.05, 0.1, 0.1), strict=True)
+    ]
+    assert steps == pytest.approx([len(together.history)] * 4, rel=1e-6), "everybody did every step"
+    assert together.virtual_seconds is not None
+    assert 2.0 <= together.virtual_seconds < 3.0
+
+
+def test_until_ends_synchronous_ranks_together() -> None:
+    """At the first step before which some rank is past the time; no step begins after it."""
+    result = fit(SimpleReduceStrategy(lr=0.02), until=1.0, max_steps=1000)
+    before_last = result.history[-2]["virtual_seconds"]
+    assert before_last < 1.0 <= result.history[-1]["virtual_seconds"]
+
+
+def test_dynamic_local_updates_follow_speed() -> None:
+    """Workers of 50 and of 100 ms a step do rounds of 12 and of about 6 steps."""
+    strategy = AsyncDiLoCoStrategy(H=12, lr=0.02, dylu=True)
+    result = fit(strategy, **UNEQUAL, until="20 s", max_steps=2000)
+    plain = fit(AsyncDiLoCoStrategy(H=12, lr=0.02), **UNEQUAL, until="20 s", max_steps=2000)
+    assert result.bytes_sent > plain.bytes_sent, "slow workers report more often"
+
+
+def test_ad_psgd_keeps_the_sum_of_all_parameters() -> None:
+    """With no gradients and everything answered at the end, pairs have only met in the middle."""
+    model, batches = reference.make_problem(3, 6, 4, 3, seed=1)
+
+    def body(comm: Any) -> list[float]:
+        strategy = ADPSGDStrategy(optim_spec="sgd", lr=1e-30)
+        own = reference.copy.deepcopy(model)
+        for parameter in own.parameters():
+            parameter.data += float(comm.rank)
+        strategy.setup(own, comm, max_steps=6, seed=0)
+        reference.train(strategy, own, comm, batches)
+        for _ in range(2):  # answer what is under way, begin nothing
+            comm.barrier()
+            comm.advance(1.0)
+            comm.now()
+            strategy.options = strategy.options.of("ADPSGD", {"interval": 10**9})
+            strategy._mix()
+            comm.advance(1.0)
+        comm.barrier()
+        strategy._mix()
+        result: list[float] = reference.vector(own).tolist()
+        return result
+
+    results = torch.tensor(run_ranks(body, 3, topology="lan").results, dtype=torch.float64)
+    torch.testing.assert_close(results.mean(0), reference.vector(model) + 1.0, rtol=1e-5, atol=1e-6)
+    assert (results - results.mean(0)).abs().max() < 1.0
+
+
+def test_async_sparta_with_all_values_and_no_overlap_left_is_local_sgd_late() -> None:
+    """At p = 1 an average of everything, applied a step late, keeps replicas near the synchronous average."""
+    late = fit(AsyncSPARTAStrategy(lr=0.02, p_sparta=1.0, interval=4, delay=1))
+    exact = fit(FedAvgStrategy(lr=0.02, H=4))
+    assert late.final_loss == pytest.approx(exact.final_loss, rel=0.1)
+    assert late.virtual_seconds is not None
+    assert exact.virtual_seconds is not None
+    assert late.virtual_seconds < exact.virtual_seconds, "the averages travel beside the computing"
+
+
+def test_decoupled_learners_do_not_wait() -> None:
+    """Without quorum every learner computes all the time, whatever the others do."""
+    result = fit(DecoupledDiLoCoStrategy(H=4, num_fragments=2, lr=0.02, quorum=1), **UNEQUAL)
+    ends = [24 * seconds for seconds in (0.05, 0.05, 0.1, 0.1)]
+    assert result.compute_seconds == pytest.approx(ends, rel=1e-6)
+    assert result.exposed_seconds == pytest.approx([0.0] * 4, abs=1e-6)
+
+
+def test_random_crashes_are_exponential_and_by_seed() -> None:
+    """Law of the mean over many hosts; hosts draw apart; nothing fails while it is repaired."""
+    crashes = random_crashes(list(range(200)), 100.0, 10.0, 5_000.0, seed=1)
+    assert len(crashes) / 200 == pytest.approx(5_000 / 110, rel=0.03)
+    of_one = [event.at_seconds for event in crashes if event.host == 7]
+    assert all(later - earlier > 10.0 for earlier, later in itertools.pairwise(of_one))
+    assert crashes == random_crashes(list(range(200)), 100.0, 10.0, 5_000.0, seed=1)
+    assert crashes != random_crashes(list(range(200)), 100.0, 10.0, 5_000.0, seed=2)
+
+
+def test_failures_cost_synchronous_strategies_more() -> None:
+    """With workers that crash and come back, those that wait for nobody do more steps in the same time."""
+    churn = {"until": "30 s", "max_steps": 5000, "failures": {"mtbf": "10 s", "repair": "4 s"}}
+    done = {}
+    for name, strategy in {"sync": DiLoCoStrategy(H=4, lr=0.02), "async": MAKERS["AsyncDiLoCo"]()}.items():
+        result = fit(strategy, **churn)
+        done[name] = sum(result.compute_seconds)
+    assert done["async"] > 1.2 * done["sync"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"until": "2"}, "fit: until is '2'"),
+        ({"until": "1 s", "topology": None, "compute": None}, "fit: until needs virtual time"),
+        ({"failures": {"mtbf": "1 s"}}, "fit: failures need until="),
+        ({"failures": {"repair": "1 s"}}, "give {mtbf: 8 h, repair: 10 min}"),
+        ({"servers": 0}, "fit: servers is 0"),
+        ({"checkpoint_interval": 5}, "what lies in mailboxes cannot be kept"),
+    ],
+)
+def test_mistakes_are_one_line(options: dict[str, Any], told: str, tmp_path: Any) -> None:
+    with pytest.raises((InputError, ValueError), match=None) as caught:
+        fit(AsyncDiLoCoStrategy(H=4), save_dir=tmp_path, **options)
+    assert told in str(caught.value)
