@@ -146,4 +146,5 @@ def _corrected(d: Tensor, m: Tensor, confidence: float) -> Tensor:
         return turned
     mix = min((1 - cosine) * conf, 1.0)
     mixed = (1 - mix) * d / length + mix * unit_m
-    return mixed * float(length / mixed.norm())
+    straightened: Tensor = mixed * float(length / mixed.norm())
+    return straightened
