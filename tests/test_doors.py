@@ -279,3 +279,37 @@ def test_a_folder_that_was_taken_meanwhile_is_not_empty(here: Path, monkeypatch:
     with pytest.raises(InputError, match="the folder is not empty"):
         RunFolder.create("out", "small")
     assert not (here / "out" / ".lock").exists()
+
+
+# --- what no system takes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments", "line"),
+    [
+        ("topology: " + "a" * 100_000, [], "error: file.yaml:11: topology: unknown topology or file 'aaa"),
+        ("", ["--topology", "a" * 300], "unknown topology or file 'aaa"),
+        ("target_loss: true", [], "error: file.yaml:11: target_loss: true is no number"),
+    ],
+)
+def test_names_too_long_and_truth_values_are_told_in_a_line(
+    more: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(("STRATEGY", f"AllReduce\n{more}"))
+    code, text = told(capsys, "run", "file.yaml", *arguments)
+    assert code == 2
+    assert line in text
+    assert len(text.splitlines()) == 1
+
+
+def test_processes_share_less_memory_where_the_address_space_is_limited() -> None:
+    code = (
+        "import resource, torch\n"
+        "from exogym_core.ranks.arena import Arena\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))\n"
+        "ours = Arena(); theirs = Arena(ours.fd, upper_half=True)\n"
+        "sent = torch.arange(10_000.0)\n"
+        "print(torch.equal(Arena(ours.fd).get(theirs.put(sent)), sent))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from dataclasses import dataclass
 from importlib import metadata
@@ -358,7 +359,7 @@ def _load(
 ) -> Experiment:
     from exogym_core.app.experiment import Experiment
 
-    if topology is not None and Path(topology).is_file():
+    if topology is not None and os.path.isfile(topology):
         # A path in the experiment is relative to its file, one on the command line to where we are.
         topology = str(Path(topology).resolve())
     given = {"topology": topology, "protocol": protocol, "seeds": seeds}

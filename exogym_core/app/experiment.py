@@ -9,6 +9,7 @@ Nothing here imports torch before a strategy, task or model is built.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -96,6 +97,12 @@ class Checkpoint(Schema):
     every: Count
 
 
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):  # it would count as 1 or 0
+        raise InputError(f"{str(value).lower()} is no number")
+    return value
+
+
 def _name_alone(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
@@ -150,7 +157,9 @@ class Settings(Schema):
     autocast: bool | Literal["bf16", "fp16"] = False
     strategies: Annotated[list[StrategyChoice], Field(min_length=1)]
     evaluate: Evaluate = Evaluate()
-    target_loss: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    target_loss: (
+        Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeValidator(_no_truth_value)] | None
+    ) = None
     checkpoint: Checkpoint | None = None
     seed: Seed = 0
     seeds: Count | Annotated[list[Seed], Field(min_length=1)] | None = None
@@ -500,7 +509,7 @@ def _load_topology(settings: Settings, document: Document, folder: Path) -> Topo
         return None
     if isinstance(given, str):
         beside = folder / given
-        return _at(document, ("topology",), Topology.load, beside if beside.is_file() else given)  # type: ignore[no-any-return]
+        return _at(document, ("topology",), Topology.load, beside if os.path.isfile(beside) else given)  # type: ignore[no-any-return]
     return Topology.from_document(document.part(("topology",)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from netsim.files.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Arena", "TensorRef"]
 
-# Virtual: pages come into being when written. Each side hands out blocks of its own half.
-_BYTES = 1 << 38
+# Virtual: pages come into being when written. Each side hands out blocks of its own half. Less where the address
+# space of processes is limited (`ulimit -v`).
+_MOST_BYTES, _LEAST_BYTES = 1 << 38, 1 << 30
 _INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than keeping books
 
 
@@ -40,8 +44,9 @@ class Arena:
     def __init__(self, fd: int | None = None, *, upper_half: bool = False) -> None:
         """Make one, or open the one behind `fd`; one side takes the upper half."""
         self.fd = fd if fd is not None else _anonymous_file()
-        self._map = mmap.mmap(self.fd, _BYTES)
-        self._next = _BYTES // 2 if upper_half else 0
+        self._map = _mapped(self.fd)
+        half = len(self._map) // 2
+        self._next, self._end = (half, 2 * half) if upper_half else (0, half)
         self._free: dict[int, list[int]] = defaultdict(list)
 
     def put(self, tensor: Tensor) -> TensorRef:
@@ -78,6 +83,11 @@ class Arena:
         size = _block_bytes(num_bytes)
         if self._free[size]:
             return self._free[size].pop()
+        if self._next + size > self._end:
+            raise InputError(
+                f"a tensor of {num_bytes} bytes finds no room in the {len(self._map) >> 30} GiB that processes share "
+                "here: raise the limit on the address space (ulimit -v), or use workers.kind=threads"
+            )
         self._next += size
         return self._next - size
 
@@ -97,5 +107,23 @@ def _anonymous_file() -> int:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, _BYTES)
+    os.ftruncate(fd, _num_bytes())
     return fd
+
+
+def _num_bytes() -> int:
+    """How much of a process's address space an arena may take: there is one a process, besides all else."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_BYTES
+    return max(_LEAST_BYTES, min(_MOST_BYTES, 1 << (limit // 16).bit_length() - 1))
+
+
+def _mapped(fd: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, os.fstat(fd).st_size)
+    except OSError as error:
+        raise InputError(
+            f"processes cannot share memory ({error.strerror}): raise the limit on the address space (ulimit -v), or "
+            "use workers.kind=threads"
+        ) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -213,14 +214,16 @@ def _find(path_or_name: str | Path) -> Path:
     is_name = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
     if is_name and path.name in shipped:
         return shipped[path.name]
-    if path.exists():
+    if os.path.exists(path):  # unlike the path's own method it takes names that no file can have
         return path
     # `topologies/NAME.yaml` is where the repository has them; an installed package has them elsewhere.
     if path.suffix == ".yaml" and str(path.parent) in (".", "topologies") and path.stem in shipped:
         return shipped[path.stem]
     if is_name:
-        raise unknown_name("topology or file", str(path_or_name), shipped)
-    raise InputError(f"{path}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}")
+        raise unknown_name("topology or file", str(path_or_name)[:200], shipped)
+    raise InputError(
+        f"{str(path)[:200]}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}"
+    )
 
 
 def _frozen(values: Sequence[float]) -> _FloatArray:
