@@ -103,6 +103,13 @@ def test_rhythms() -> None:
     assert rhythm(build_strategy("DiLoCo", H=3, ranks_per_worker=2), 16)[0] == 3
 
 
+def test_a_round_of_fragments_is_a_whole_one() -> None:
+    """Fragments of unequal size repeat after H steps, not after the step between two of them."""
+    planned = measure(build_strategy("StreamingDiLoCo", H=6), setting())
+    assert planned.steps_per_round == 6
+    assert planned.steady
+
+
 def test_random_bytes_are_expected_ones() -> None:
     """A strategy that draws how much it sends says that its bytes are expected, and sends the mean."""
     planned = measure(build_strategy("SPARTA", p_sparta=0.5), setting())

@@ -79,7 +79,9 @@ def rhythm(strategy: Strategy, num_ranks: int) -> tuple[int | None, list[bool]]:
             quiet = [False] * period
             for step in range(start, len(sizes)):
                 quiet[step % period] = sizes[step] == 0
-            return period, quiet
+            # Fragments that are alike in a tiny model need not be so in others: a whole round is the option.
+            whole = max((count for count in candidates[1:] if count and count % period == 0), default=period)
+            return whole, quiet * (whole // period)
         length *= 3
     return None, []
 
@@ -210,7 +212,8 @@ def play_steps(
         protocol: likewise.
         collectives: likewise.
     """
-    skips = bool(quiet) and num_ranks * num_steps > _WORTH_SKIPPING
+    # With several busy steps a round their places may depend on the model, as those of fragments do.
+    skips = quiet.count(False) == 1 and num_ranks * num_steps > _WORTH_SKIPPING
     memory: dict[str, int] = {}
     sent: list[list[tuple[int, int, int]]] = [[] for _ in range(num_ranks)]
 
