@@ -104,6 +104,12 @@ def _inflection_seconds(largest: float) -> float:
     return math.cbrt(largest * (1 - KEPT) / _GROWTH)
 
 
+# Of a window, what means nothing as long as CUBIC does not rule.
+_WITHOUT_LOSS = dict.fromkeys(
+    ("_lost_at", "_lost", "_period", "_num_alike", "_since_loss", "_was_held", "_granted", "_cap")
+)
+
+
 class Period(NamedTuple):
     """From one loss to the next: seconds, bytes, the window in bytes at the second, and if it ever held bytes up."""
 
@@ -274,7 +280,7 @@ class Window:
             # Times of people and grids fall on halves of a nanosecond; off them, rounding cannot waver.
             values[name] = round(values[name] - instant + 1.7e-10, 9)
         if math.isnan(self._lost_at):
-            values["_lost_at"] = values["_lost"] = None
+            values.update(_WITHOUT_LOSS)
         return tuple(values.values())
 
     def _is_forgotten(self, now: float) -> bool:
@@ -302,8 +308,9 @@ class Window:
             self._end_coast(now, drained)
             self._left = left
         elif drained > 0:
-            self._since_loss += drained
-            self._was_held |= drained >= self._cap * (now - self._granted) * _ALIKE
+            if not math.isnan(self._lost_at):
+                self._since_loss += drained
+                self._was_held |= drained >= self._cap * (now - self._granted) * _ALIKE
             self._left = left
             self._used += drained
             self._until_loss -= drained
@@ -391,6 +398,7 @@ class Window:
         is_alike = not math.isnan(self._lost_at) and self._period.is_like(before)
         self._num_alike = self._num_alike + 1 if is_alike else 0
         self._since_loss, self._was_held = 0.0, False
+        self._granted = now
         self._threshold = math.inf
         self._lost_at = min(window, self._limit)
         self._lost = self._began = now
