@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError
 from exogym_core.names import visible
+from exogym_core.ranks.watch import place_in
 from netsim.files.errors import DeadlockError, RankError
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ class Pulse(NamedTuple):
         step: the last step that it has marked.
         round: the round of that step, where rows tell it.
         words: why it failed; empty while it has not.
+        place: where in its code the rank is.
     """
 
     beat: int = 0
@@ -49,6 +53,7 @@ class Pulse(NamedTuple):
     step: int = 0
     round: int = 0
     words: str = ""
+    place: str = ""
 
 
 class SideChannel:
@@ -130,7 +135,7 @@ class SideChannel:
     def _beat(self) -> None:
         if self._store is not None:
             with self._lock:
-                self._pulse = self._pulse._replace(beat=self._pulse.beat + 1)
+                self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, place=_place_of_rank())
                 text = json.dumps(self._pulse)
             self._store.set(f"pulse {self.rank}", text)
 
@@ -208,11 +213,22 @@ class SideChannel:
             if not pulse.words.startswith(ConnectionLostError.__name__)
         }
         lines = [self.told(rank, pulse) for rank, pulse in [*lost.items(), *causes.items()]]
+        if not lines and isinstance(
+            error, DeadlockError
+        ):  # the time is over: where everybody is tells who hangs
+            error.args = ("\n".join([str(error), *self._places()]),)
         if not lines:
             return error
         first = str(error).partition("\n")[0]
         text = "\n".join([f"{lines[0]}; {there_is}", *lines[1:], f"rank {self.rank}: {first}"])
         return RankError(text, next(iter([*lost, *causes])))
+
+    def _places(self) -> list[str]:
+        others = self._pulses() if self._store is not None else {}
+        return [
+            f"  rank {rank} on host {pulse.host}: is in {pulse.place} after step {pulse.step}"
+            for rank, pulse in others.items()
+        ]
 
     @staticmethod
     def told(rank: int, pulse: Pulse) -> str:
@@ -224,3 +240,12 @@ class SideChannel:
 
 def _at_row(pulse: Pulse, row: Mapping[str, Any]) -> Pulse:
     return pulse._replace(step=row.get("step", pulse.step), round=row.get("round", pulse.round))
+
+
+def _place_of_rank() -> str:
+    """File, line and function of a user's code in which the main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return ""
+    path, line, function = place_in(frame)
+    return f"{function} at {os.path.basename(path)}:{line}"

@@ -19,8 +19,9 @@ from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
 from exogym_core.ranks.children import Channel, Children
 from exogym_core.ranks.gloo_ranks import launch_gloo
+from exogym_core.ranks.side_channel import SideChannel
 from exogym_core.secret import shared_secret
-from netsim.files.errors import InputError, RankError
+from netsim.files.errors import DeadlockError, InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,3 +207,31 @@ def test_the_users_secret_is_made_once_and_is_his_alone(
     monkeypatch.setenv("NETGYM_SECRET", "short")
     with pytest.raises(InputError, match="NETGYM_SECRET has 5 characters"):
         shared_secret()
+
+
+def _hangs(channel: Channel) -> None:
+    channel.recv()
+
+
+def _waits_or_hangs(path: str, index: int, channel: Channel) -> None:
+    torch.set_num_threads(1)
+    rendezvous = Rendezvous(index, 2, path, secret=b"s" * 32)
+    rendezvous.join()
+    with SideChannel(rendezvous, lambda rank, row: None) as beside:
+        if index == 1:
+            _hangs(channel)
+        else:
+            beside.mark({"step": 4})
+            channel.send(str(beside.explained(DeadlockError("rank 0 waits: no answer within 1 s"), "")))
+
+
+def test_where_a_rank_hangs_is_told_when_the_time_is_over() -> None:
+    store = os.memfd_create("rendezvous")
+    path = f"/proc/{os.getpid()}/fd/{store}"
+    with Children(partial(_waits_or_hangs, path), 2) as children:
+        first, place = children.channels[0].recv().splitlines()
+        children.channels[1].send("go on")
+    os.close(store)
+    assert first == "rank 0 waits: no answer within 1 s"
+    assert place.startswith("  rank 1 on host ")
+    assert "is in _hangs at test_launch.py:" in place
