@@ -226,6 +226,8 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
         summary["first_non_finite_step"] = result.first_non_finite_step
     if result.dropped_peers is not None:
         summary["dropped_peers"] = result.dropped_peers
+    if result.wall_seconds is not None:
+        summary["wall_seconds"] = result.wall_seconds
     if not result.complete:
         summary["incomplete"] = True
     return summary

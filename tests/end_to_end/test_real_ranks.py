@@ -121,6 +121,7 @@ def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_doe
     assert done.stdout.splitlines()[-1] == "out"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [(entry["name"], entry["steps"]) for entry in summary] == [("AllReduce", 6), ("DiLoCo", 6)]
+    assert all(entry["wall_seconds"] > 0 for entry in summary)
     header, *rows = (tmp_path / "out" / "metrics" / "DiLoCo.csv").read_text().splitlines()
     assert header.startswith("step,examples_trained,train_loss,train_perplexity,lr,wall_seconds,bytes_sent")
     assert len(rows) == 6
