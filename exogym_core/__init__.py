@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
     from exogym_core.results.history import FitResult
+    from exogym_core.results.tidy import load_runs
     from exogym_core.strategy import OptimSpec, Strategy
     from exogym_core.torch_backend.session import advance
     from exogym_core.training.optimizer import DiLoCoOptimizer
@@ -28,6 +29,7 @@ __all__ = [
     "Strategy",
     "Trainer",
     "advance",
+    "load_runs",
 ]
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "Strategy": "strategy",
     "Trainer": "training.trainer",
     "advance": "torch_backend.session",
+    "load_runs": "results.tidy",
 }
 
 

@@ -1,4 +1,4 @@
-"""`netgym`: run, compare, launch, report, sample, list, validate."""
+"""`netgym`: run, compare, sweep, launch, report, sample, list, validate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
 from exogym_core.app.runs import resume_run, show_report, stdout, train
+from exogym_core.app.study_commands import sweep
 from exogym_core.names import visible, visible_text
 from netsim.files.errors import InputError, NetsimError, unknown_name
 from netsim.tools.usage import CommandGroup, usage_message
@@ -293,9 +294,21 @@ def validate(file: Path) -> None:
         unseen = _build_shipped(experiment)
         names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
         told = f"experiment of {experiment.settings.workers.count} workers with {names}{unseen}"
+        if experiment.settings.sweep is not None:
+            told += f"; a sweep of {_check_sweep(file)} points"
         if experiment.shared_hosts is not None:
             told += f"; {experiment.shared_hosts}"
     click.echo(f"{visible(file)}: valid: {told}")
+
+
+def _check_sweep(file: Path) -> int:
+    """Read the sweep, and check every point of a grid; returns how many points there are."""
+    from exogym_core.app.studies.study import Study
+
+    study = Study.of_file(file)
+    for point in study.sweep.grid() if study.sweep.search == "grid" else ():
+        study.experiment_at(point)
+    return study.sweep.num_points
 
 
 def _build_shipped(experiment: Experiment) -> str:
@@ -313,6 +326,7 @@ cli.add_command(plan)
 cli.add_command(advise)
 cli.add_command(launch)
 cli.add_command(reproduce)
+cli.add_command(sweep)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

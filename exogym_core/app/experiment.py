@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from exogym_core.strategy import Strategy
     from exogym_core.tasks import Task
 
-__all__ = ["Checkpoint", "Evaluate", "Experiment", "Named", "Settings", "StrategySettings", "Workers"]
+__all__ = [
+    "Checkpoint",
+    "Evaluate",
+    "Experiment",
+    "Named",
+    "Settings",
+    "StrategySettings",
+    "Workers",
+    "yaml_text",
+]
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -138,6 +147,8 @@ class Settings(Schema):
         loggers: where metrics go besides the CSV files that are always written.
         scales: name -> what `--scale` of that name replaces, in the key paths of `--set`. Not part of the
             resolved form.
+        sweep: key paths and their values, for `netgym sweep`; see `exogym_core.app.studies.points:Sweep`. Not part
+            of the resolved form.
     """
 
     name: str | None = None
@@ -166,6 +177,7 @@ class Settings(Schema):
     network_seed: Seed | None = None
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=["csv"])
     scales: dict[str, dict[str, Any]] = Field(default={})
+    sweep: dict[str, Any] | None = None
 
     @field_validator("compute", mode="before")
     @classmethod
@@ -401,7 +413,7 @@ class Experiment:
     def to_mapping(self) -> dict[str, Any]:
         """The resolved form: every key in its order, defaults written out, the topology inlined."""
         settings = self.settings
-        plain = settings.model_dump(mode="python", exclude={"scales"})
+        plain = settings.model_dump(mode="python", exclude={"scales", "sweep"})
         plain["task"] = settings.task.to_mapping()
         plain["model"] = settings.model.to_mapping() if settings.model else None
         plain["topology"] = self.topology.to_mapping() if self.topology else None
@@ -411,7 +423,7 @@ class Experiment:
 
     def to_yaml(self) -> str:
         """The resolved form as a YAML file that loads to an equal experiment."""
-        return yaml.dump(self.to_mapping(), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110)
+        return yaml_text(self.to_mapping())
 
     def _check_network(self) -> None:
         """What only the topology can tell: placement, and a protocol that exists."""
@@ -450,6 +462,11 @@ class Experiment:
             fitting = nearest_divisor(batch_size, size)
             told = f"{size} does not divide batch_size {batch_size}: write {fitting}"
             raise self.document.error(("minibatch_size",), told)
+
+
+def yaml_text(mapping: Mapping[str, Any]) -> str:
+    """Plain data as a YAML file that our reader reads back as they are."""
+    return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110)
 
 
 class _Dumper(yaml.SafeDumper):

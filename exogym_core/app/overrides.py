@@ -16,7 +16,7 @@ from netsim.files.errors import InputError, UnknownNameError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["apply_overrides"]
+__all__ = ["apply_overrides", "apply_values"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def apply_overrides(
     What the document's `scales` list for `scale` is replaced first.
 
     A path goes through mappings by key and through lists by position or by an entry's name
-    (`strategies.DiLoCo.H=20`). What is missing on the way is made; a plain name on the way becomes
-    `{name: ...}`.
+    (`strategies.DiLoCo.H=20`); `*` is every key or entry there is (`strategies.*.lr=0.01`). What is missing on
+    the way is made; a plain name on the way becomes `{name: ...}`.
 
     Raises:
         InputError: an override cannot be read or placed; the line begins with the flag.
@@ -75,13 +75,35 @@ def apply_overrides(
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
-        path = _place(data, key.strip().split("."), _read(value, flag), flag)
-        flags[path] = flag
+        for path in _place(data, key.strip().split("."), _read(value, flag), flag):
+            flags[path] = flag
     for name, given in (options or {}).items():
         data[name] = given
         told = ",".join(map(str, given)) if isinstance(given, list) else given
         flags[(name,)] = f"--{name} {told}"
     return _Overridden(document.where, data, lines, flags=flags)
+
+
+def apply_values(document: Document, values: Mapping[str, object], told: str) -> Document:
+    """`document` with keys replaced by `values`, each under a key path as `--set` has it.
+
+    Args:
+        document: what they are put into; it is left as it is.
+        values: plain data by key path.
+        told: what errors about these keys begin with, such as `point lr=0.1`.
+
+    Raises:
+        InputError: there is no place for a key.
+    """
+    data = copy.deepcopy(document.data)
+    if not isinstance(data, dict):
+        return document  # the schema says what is wrong with it
+    flags = {
+        path: told
+        for key, value in values.items()
+        for path in _place(data, key.split("."), copy.deepcopy(value), told)
+    }
+    return _Overridden(document.where, data, document.lines, flags=flags)
 
 
 def _apply_scale(document: Document, data: dict[str, Any], lines: dict[KeyPath, int], scale: str) -> None:
@@ -97,11 +119,11 @@ def _apply_scale(document: Document, data: dict[str, Any], lines: dict[KeyPath, 
         origin = ("scales", scale, key)
         line = document.line_of(origin)
         flag = f"{document.where}:{line}: scales.{scale}.{key}"
-        path = _place(data, key.split("."), copy.deepcopy(value), flag)
-        for known in [known for known in lines if known[: len(path)] == path]:
-            del lines[known]
         written = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
-        lines.update({(*path, *rest): at for rest, at in written.items()})
+        for path in _place(data, key.split("."), copy.deepcopy(value), flag):
+            for known in [known for known in lines if known[: len(path)] == path]:
+                del lines[known]
+            lines.update({(*path, *rest): at for rest, at in written.items()})
 
 
 def _read(value: str, flag: str) -> object:
@@ -112,26 +134,42 @@ def _read(value: str, flag: str) -> object:
         raise type(error)(re.sub(rf"^{re.escape(flag)}:\d+: ", lambda _: f"{flag}: ", str(error))) from None
 
 
-def _place(data: dict[str, Any], keys: Sequence[str], value: object, flag: str) -> KeyPath:
-    """Put `value` where `keys` lead, and return its key path."""
-    container: Any = data
-    path: list[str | int] = []
+def _place(data: dict[str, Any], keys: Sequence[str], value: object, flag: str) -> list[KeyPath]:
+    """Put `value` where `keys` lead, and return its key paths: several where a `*` is on the way."""
+    reached: list[tuple[KeyPath, Any]] = [((), data)]
     for position, key in enumerate(keys):
-        step = _step(container, key, flag)
-        path.append(step)
-        if position == len(keys) - 1:
-            container[step] = value
-            break
-        inside = container.get(step) if isinstance(container, dict) else container[step]
-        if isinstance(inside, str):
-            inside = {"name": inside}
-        elif inside is None:
-            inside = {}
-        if not isinstance(inside, dict | list):
-            raise InputError(f"{flag}: '{'.'.join(keys[: position + 1])}' has no keys inside")
-        container[step] = inside
-        container = inside
-    return tuple(path)
+        is_last = position == len(keys) - 1
+        further: list[tuple[KeyPath, Any]] = []
+        for path, container in reached:
+            for step in _steps(container, key, flag):
+                if is_last:
+                    container[step] = copy.deepcopy(value) if len(reached) > 1 or key == "*" else value
+                    further.append(((*path, step), None))
+                else:
+                    further.append(((*path, step), _inside(container, step, keys[: position + 1], flag)))
+        reached = further
+    return [path for path, _ in reached]
+
+
+def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> dict[str, Any] | list[Any]:
+    """What stands there, made a mapping where it is missing or a plain name."""
+    inside = container.get(step) if isinstance(container, dict) else container[step]
+    if isinstance(inside, str):
+        inside = {"name": inside}
+    elif inside is None:
+        inside = {}
+    if not isinstance(inside, dict | list):
+        raise InputError(f"{flag}: '{'.'.join(keys)}' has no keys inside")
+    container[step] = inside
+    return inside
+
+
+def _steps(container: dict[str, Any] | list[Any], key: str, flag: str) -> list[str | int]:
+    if key != "*":
+        return [_step(container, key, flag)]
+    if not container:
+        raise InputError(f"{flag}: there is nothing that * could stand for")
+    return list(container) if isinstance(container, dict) else list(range(len(container)))
 
 
 def _step(container: dict[str, Any] | list[Any], key: str, flag: str) -> str | int:

@@ -48,6 +48,9 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
     if (begun := _begun_before()) is not None:
         resume_run(begun, trace=trace, as_json=as_json)
         return
+    if experiment.settings.sweep is not None:
+        told = f"{experiment.document.where}: sweep: left aside, as netgym sweep alone runs its points"
+        click.echo(f"warning: {visible(told, 500)}", err=True)
     with _interruptible(len(experiment.strategies)) as begin:
         _load_own_code(experiment)
         folder = begin(RunFolder.create(out, str(experiment.settings.name)))
@@ -91,6 +94,8 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
     if _is_follower(experiment):
         _follow(experiment)
         return
+    if experiment.settings.sweep is not None:
+        raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
     if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
         if as_json:
             click.echo(_json_document(folder))

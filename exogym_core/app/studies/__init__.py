@@ -1,0 +1,1 @@
+"""Studies: one experiment at many points of its settings, in one folder."""

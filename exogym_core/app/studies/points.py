@@ -1,0 +1,217 @@
+"""What a sweep tries: `sweep:` of an experiment, read and checked, and the points of its grid.
+
+    sweep:
+      seeds: 3                          # of every point
+      topology: [lan, wan-4-regions]    # a list: every combination of the lists
+      strategies.*.lr: [0.004, 0.016]   # a key path as --set has it; * is every strategy
+      points:                           # and each of these with every combination
+        - {strategies.DiLoCo.H: 20}
+        - {strategies.DiLoCo.H: 80}
+
+    Sweep.parse(document).grid()        # 8 points, each {key path: value}
+
+With `search: random` or `search: optuna` a key may have a range, `{low: 1e-4, high: 1e-1, log: true}`; `trials`
+says how many points are tried and `minimise` what of the summary is to be small.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from exogym_core.results.tidy import value_text
+from netsim.files.documents import Document, Schema, validate
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Point", "Range", "Sweep", "point_text"]
+
+Point = dict[str, Any]
+"""Key path -> value."""
+
+MOST_POINTS = 100_000
+_OWN_KEYS = ("points", "search", "trials", "minimise", "search_seed", "seeds")
+
+
+class Range(Schema):
+    """Numbers from `low` to `high`, both included: for searches.
+
+    Attributes:
+        low, high: the bounds; where both are whole numbers, all are.
+        log: drawn evenly over the logarithm.
+        step: the distance of neighbouring numbers, counted from `low`; None: any number (whole ones: 1).
+    """
+
+    low: Annotated[int | float, Field(allow_inf_nan=False)]
+    high: Annotated[int | float, Field(allow_inf_nan=False)]
+    log: bool = False
+    step: Annotated[int | float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if self.high < self.low:
+            raise InputError(f"high {self.high} is below low {self.low}")
+        if self.log and self.low <= 0:
+            raise InputError(f"low {self.low} has no logarithm: give a number above 0, or leave log out")
+        if self.log and self.step is not None:
+            raise InputError("log and step do not go together: leave one out")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether whole numbers are meant."""
+        return all(isinstance(bound, int) for bound in (self.low, self.high, self.step or 1))
+
+    def at(self, fraction: float) -> float | int:
+        """The number at `fraction` (0 to below 1) of the way.
+
+        >>> Range(low=1, high=100, log=True).at(0.5), Range(low=0, high=4, step=2).at(0.99)
+        (10, 4)
+        """
+        if self.log:
+            low, high = math.log(self.low), math.log(self.high)
+            value = math.exp(low + fraction * (high - low))
+            return min(max(round(value), int(self.low)), int(self.high)) if self.is_whole else value
+        step = self.step or (1 if self.is_whole else None)
+        if step is None:
+            return self.low + fraction * (self.high - self.low)
+        return self.low + step * int(fraction * (int((self.high - self.low) / step + 1e-9) + 1))
+
+
+class _Settings(Schema):
+    """The keys of `sweep:` that are no key paths."""
+
+    points: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    search: Literal["grid", "random", "optuna"] = "grid"
+    trials: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
+    minimise: str | None = None
+    search_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seeds: Any = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep.
+
+    Attributes:
+        axes: key path -> values, or a range of numbers.
+        listed: points by hand; every combination of the axes is tried with each.
+        search: `grid` (all points), `random` or `optuna`.
+        trials: how many points a search tries.
+        minimise: the field of the summary that a search wants small.
+        search_seed: of the search's own draws.
+        seeds: of every point, as `seeds` of an experiment; None: the experiment's.
+    """
+
+    axes: Mapping[str, Sequence[Any] | Range]
+    listed: Sequence[Point] = field(default=({},))
+    search: str = "grid"
+    trials: int = 0
+    minimise: str | None = None
+    search_seed: int = 0
+    seeds: Any = None
+
+    @classmethod
+    def parse(cls, document: Document) -> Sweep:
+        """What the document says under `sweep`.
+
+        Raises:
+            InputError: it has no sweep, or something in it is wrong; the line tells the place.
+        """
+        data = document.data.get("sweep") if isinstance(document.data, dict) else None
+        if data is None:
+            told = "has no 'sweep': add one, such as 'sweep: {strategies.*.lr: [0.01, 0.03]}', or use --vary"
+            raise document.error((), told)
+        part = document.part(("sweep",))
+        if not isinstance(data, dict) or not data:
+            raise part.error((), "expected a mapping, such as {strategies.*.lr: [0.01, 0.03]}")
+        own = {key: value for key, value in data.items() if key in _OWN_KEYS}
+        settings = validate(_Settings, Document(part.where, own, part.lines, part.inside))
+        axes = {key: _axis(part, key, value) for key, value in data.items() if key not in _OWN_KEYS}
+        sweep = cls(
+            axes,
+            settings.points or [{}],
+            settings.search,
+            settings.trials or 0,
+            settings.minimise,
+            settings.search_seed,
+            settings.seeds,
+        )
+        sweep._check(part)
+        return sweep
+
+    def _check(self, part: Document) -> None:
+        ranges = [key for key, values in self.axes.items() if isinstance(values, Range)]
+        if self.search == "grid":
+            if ranges:
+                raise part.error((ranges[0],), "a range is for a search: give a list, or add search: random")
+            if self.trials:
+                raise part.error(
+                    ("trials",), "a grid tries all points: leave trials out, or add search: random"
+                )
+            if self.minimise is not None:
+                raise part.error(
+                    ("minimise",), "a grid tries all points: leave it out, or add search: optuna"
+                )
+        elif not self.trials:
+            raise part.error(("search",), "how many points? add trials, such as trials: 50")
+        if self.search == "optuna" and self.minimise is None:
+            told = "what is to be small? add minimise, such as minimise: virtual_seconds_to_target"
+            raise part.error(("search",), told)
+        if self.search != "grid" and not self.axes and self.listed == [{}]:
+            raise part.error(
+                (), "there is nothing to search: add a key, such as strategies.*.lr: [0.01, 0.03]"
+            )
+        if self.search == "grid" and self.num_points > MOST_POINTS:
+            raise part.error((), f"{self.num_points} points are too many: {MOST_POINTS} at most")
+
+    @property
+    def num_points(self) -> int:
+        """How many points are tried; of a search, at most."""
+        if self.search != "grid":
+            return self.trials
+        lengths = [len(values) for values in self.axes.values() if not isinstance(values, Range)]
+        return math.prod(lengths) * len(self.listed)
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that changes, in the order of the file."""
+        return list(dict.fromkeys([*self.axes, *(key for point in self.listed for key in point)]))
+
+    def grid(self) -> list[Point]:
+        """Every combination, the last key changing first."""
+        lists = {key: values for key, values in self.axes.items() if not isinstance(values, Range)}
+        axes = [[(key, value) for value in values] for key, values in lists.items()]
+        return [
+            {**dict(combination), **listed}
+            for combination in itertools.product(*axes)
+            for listed in self.listed
+        ]
+
+
+def _axis(part: Document, key: str, value: Any) -> Sequence[Any] | Range:
+    if isinstance(value, dict):
+        return validate(Range, part.part((key,)))
+    if not isinstance(value, list) or not value:
+        raise part.error((key,), "expected a list of values, or for a search {low: ..., high: ...}")
+    texts = [json.dumps(each, sort_keys=True) for each in value]
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise part.error((key,), f"{twice} is there twice: give each value once")
+    return value
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """A point on one line; of a mapping its name, if it has one.
+
+    >>> point_text({"topology": {"name": "home", "links": []}, "strategies.*.lr": 0.01})
+    'topology=home, strategies.*.lr=0.01'
+    """
+    return ", ".join(f"{key}={value_text(value)}" for key, value in point.items()) or "as it is"

@@ -1,0 +1,266 @@
+"""Sweeps: what is tried, one folder for all of it, and going on after whatever happened."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exogym_core.app.cli import main
+from exogym_core.app.studies.points import Range, Sweep
+from exogym_core.app.studies.search import source_of
+from exogym_core.app.studies.sweep import objective
+from netsim.files.documents import parse_document
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [8]}
+workers: {count: 2, kind: threads}
+device: cpu
+topology: lan
+compute: 50 ms
+steps: 4
+evaluate: {every: 2, samples: 32}
+target_loss: 2.2
+strategies: [{name: AllReduce, lr: 0.01}, {name: DiLoCo, H: 2}]
+"""
+
+
+def write(folder: Path, sweep: str = "") -> Path:
+    path = folder / "small.yaml"
+    path.write_text(EXPERIMENT + sweep)
+    return path
+
+
+def parsed(text: str) -> Sweep:
+    return Sweep.parse(parse_document(text, "s.yaml"))
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads((folder / "summary.json").read_text())
+    return entries
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_grid_is_every_combination_the_last_key_first() -> None:
+    sweep = parsed("sweep: {a: [1, 2], b.c: [x, y], points: [{d: 0}, {d: 1, e: 2}]}")
+    assert sweep.num_points == len(sweep.grid()) == 8
+    assert sweep.grid()[:3] == [
+        {"a": 1, "b.c": "x", "d": 0},
+        {"a": 1, "b.c": "x", "d": 1, "e": 2},
+        {"a": 1, "b.c": "y", "d": 0},
+    ]
+    assert sweep.keys == ["a", "b.c", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: a", "s.yaml:1: has no 'sweep': add one, such as"),
+        ("sweep: {}", "s.yaml:1: sweep: expected a mapping, such as"),
+        ("sweep: {a: 3}", "s.yaml:1: sweep: a: expected a list of values"),
+        ("sweep: {a: [1, 1]}", "s.yaml:1: sweep: a: 1 is there twice"),
+        ("sweep: {a: {low: 1, high: 2}}", "s.yaml:1: sweep: a: a range is for a search"),
+        ("sweep: {a: {low: 3, high: 2}, search: random, trials: 1}", "high 2 is below low 3"),
+        ("sweep: {a: [1], search: random}", "s.yaml:1: sweep: search: how many points? add trials"),
+        ("sweep: {a: [1], search: optuna, trials: 3}", "what is to be small? add minimise"),
+        ("sweep: {a: [1], trials: 3}", "a grid tries all points"),
+        ("sweep: {a: [1], search: annealing}", "s.yaml:1: sweep: search:"),
+    ],
+)
+def test_mistakes_are_told_at_their_place(text: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parsed(text)
+    assert told in str(caught.value)
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.booleans(), st.floats(0, 1, exclude_max=True))
+def test_numbers_of_a_range_lie_in_it(low: int, width: int, log: bool, fraction: float) -> None:
+    """Whole bounds give whole numbers, others any; both ends can come."""
+    whole = Range(low=low, high=low + width, log=log)
+    assert isinstance(whole.at(fraction), int)
+    assert low <= whole.at(fraction) <= low + width
+    assert whole.at(0.0) == low
+    assert whole.at(math.nextafter(1.0, 0.0)) == low + width
+    some = Range(low=float(low), high=float(low + width), log=log)
+    assert low * (1 - 1e-12) <= some.at(fraction) <= (low + width) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("search", ["random", "optuna"])
+def test_a_search_asked_and_told_the_same_proposes_the_same(search: str) -> None:
+    """This is how a killed search goes on."""
+    if search == "optuna":
+        pytest.importorskip("optuna")
+    text = "{lr: {low: 1e-4, high: 1e-1, log: true}, H: {low: 1, high: 64}, topology: [lan, {name: x}]"
+    sweep = parsed(f"sweep: {text}, search: {search}, trials: 15, minimise: final_loss}}")
+
+    def asked() -> list[dict[str, Any]]:
+        source, points = source_of(sweep), []
+        while (point := source.ask()) is not None:
+            points.append(point)
+            source.tell(None if len(points) == 3 else math.inf if len(points) == 4 else point["lr"])
+        return points
+
+    first = asked()
+    assert len(first) == 15
+    assert first == asked()
+    assert all(1e-4 <= point["lr"] <= 1e-1 and isinstance(point["H"], int) for point in first)
+    if search == "optuna":  # it has learned where the loss is small
+        assert sum(point["lr"] < 3e-3 for point in first[10:]) >= 4
+
+
+def test_a_random_search_ends_when_its_space_is_used_up() -> None:
+    source = source_of(parsed("sweep: {a: [1, 2, 3], search: random, trials: 50}"))
+    points = []
+    while (point := source.ask()) is not None:
+        points.append(point["a"])
+    assert sorted(points) == [1, 2, 3]
+
+
+def test_an_objective_counts_targets_that_were_held() -> None:
+    entries: list[dict[str, Any]] = [
+        {"virtual_seconds_to_target": 3.0, "target": "touched"},
+        {"virtual_seconds_to_target": 5.0, "target": "held"},
+        {"virtual_seconds_to_target": 1.0, "target": "held", "failed": True},
+    ]
+    assert objective("virtual_seconds_to_target", entries) == 5.0
+    assert objective("virtual_seconds_to_target", entries[:1]) == math.inf
+    with pytest.raises(InputError, match="minimise losss: the summary has no such field"):
+        objective("losss", entries)
+
+
+def test_a_sweep_marks_what_fails_and_does_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One folder, a run folder a point, one table; the estimate comes first, the folder last; exit code 1."""
+    path = write(tmp_path, "sweep: {seeds: 2, topology: [lan, wan-4-regions], strategies.*.lr: [0.01, -1]}\n")
+    out = tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out)]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith("4 points: about ")
+    assert "of memory for 8 runs" in told.err
+    assert (
+        "2 points will be marked as failed: point topology=lan, strategies.*.lr=-1: strategies[0].lr"
+        in told.err
+    )
+    assert "point 3 of 4: topology=wan-4-regions, strategies.*.lr=0.01" in told.err
+    assert "error: 2 of 4 points failed" in told.err
+    assert told.out.splitlines()[-1] == str(out)
+    entries = read(out)
+    assert [entry.get("failed", False) for entry in entries] == [False, True, False, True]
+    assert entries[1]["error"].startswith("strategies[0].lr: SimpleReduceStrategy: lr=-1")
+    assert [entry["name"] for entry in entries[2]["strategies"]] == ["AllReduce", "DiLoCo"]
+    rows = table(out)
+    assert len(rows) == 2 * 2 * 2 * 3, "points, strategies, seeds, evaluations"
+    assert {(row["topology"], row["strategies.*.lr"]) for row in rows} == {
+        ("lan", "0.01"),
+        ("wan-4-regions", "0.01"),
+    }
+    assert main(["compare", str(out / "points/0000/experiment.yaml"), "--out", str(tmp_path / "again")]) == 0
+    ours, again = (
+        folder / "metrics/DiLoCo.seed-1.csv" for folder in (out / "points/0000", tmp_path / "again")
+    )
+    assert ours.read_bytes() == again.read_bytes(), "a point is a run like any other"
+
+
+def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After kill -9 in the middle of a point the digest is that of a sweep that was not stopped."""
+    sweep = "{strategies.DiLoCo.H: {low: 1, high: 4}, search: random, trials: 3}"
+    path = write(tmp_path, f"sweep: {sweep}\n")
+    assert main(["sweep", str(path), "--out", str(tmp_path / "whole"), "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    command = [sys.executable, "-c", "from exogym_core.app.cli import main; main()", "sweep", str(path)]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "cut")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if line.startswith("point 2 of 3"):
+                running.send_signal(signal.SIGKILL)
+                break
+        running.stderr.read()
+    cut = read(tmp_path / "cut")
+    assert len(cut) < 3
+    before = (tmp_path / "cut/points/0000/summary.json").stat().st_mtime_ns
+    assert main(["sweep", "--resume", str(tmp_path / "cut"), "--json"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert resumed["digest"] == whole["digest"]
+    assert resumed["points"] == whole["points"]
+    assert (tmp_path / "cut/points/0000/summary.json").stat().st_mtime_ns == before, "left as it was"
+    assert [row | {"run": ""} for row in table(tmp_path / "cut")] == [
+        row | {"run": ""} for row in table(tmp_path / "whole")
+    ]
+
+
+def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    arguments = [
+        "sweep",
+        str(write(tmp_path)),
+        "--vary",
+        "strategies.*.lr={low: 1e-3, high: 1e-1, log: true}",
+    ]
+    arguments += ["--search", "optuna", "--trials", "2", "--minimise", "virtual_seconds_to_target"]
+    assert main([*arguments, "--out", str(tmp_path / "out"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run_folder"] == str(tmp_path / "out")
+    assert len({entry["point"]["strategies.*.lr"] for entry in document["points"]}) == 2
+    assert main(["sweep", str(write(tmp_path)), "--vary", "steps=[2, 3]", "--estimate"]) == 0
+    assert "2 points: about" in capsys.readouterr().out
+
+
+def test_a_network_beside_the_file_travels_with_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "name: two\nhosts: [a, b]\nlinks: [{between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}]\n"
+    )
+    path = write(tmp_path, "sweep: {topology: [two.yaml, lan]}\n")
+    assert main(["validate", str(path)]) == 0
+    assert "; a sweep of 2 points" in capsys.readouterr().out
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 0
+    (tmp_path / "two.yaml").unlink()
+    assert main(["sweep", "--resume", str(tmp_path / "out")]) == 0, "there is nothing left to do"
+    assert {row["topology"] for row in table(tmp_path / "out")} == {"two", "lan"}
+    assert main(["compare", "--resume", str(tmp_path / "out")]) == 2
+    assert "is a sweep: use: netgym sweep --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "error: sweep: give an EXPERIMENT, or --resume with a sweep's folder"),
+        (["{file}"], "error: {file}:1: has no 'sweep': add one"),
+        (["{file}", "--vary", "steps"], "error: --vary steps: expected KEY=[VALUE, ...]"),
+        (["{file}", "--vary", "steps=3"], "error: --vary steps=3: expected KEY=[VALUE, ...]"),
+        (["{file}", "--vary", "stepz=[3]"], "error: point stepz=3: stepz: unknown key 'stepz'"),
+        (["--resume", "{folder}"], "error: {folder}: is no sweep's folder"),
+    ],
+)
+def test_the_command_tells_mistakes(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"file": str(write(tmp_path)), "folder": str(tmp_path)}
+    arguments = [each.format(**names) for each in arguments]
+    assert main(["sweep", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(told.format(**names))
