@@ -2,9 +2,9 @@
 
     python benchmarks/learning_rates.py examples/digits_wan.yaml --write
 
-A rate is best that holds the target with every seed of the search, soonest in the mean; of equals the
-smaller rate. Where no rate holds it, the lowest mean final loss decides. Prints every figure; with --write
-the choice is put into the file.
+A rate is best that holds the target with every seed of the search, soonest in the mean; of equals the one
+with the lower mean final loss. Where no rate holds it, the lowest mean final loss decides. Prints every
+figure; with --write the choice is put into the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import yaml
 from exogym_core.app.experiment import Experiment
 
 RATES = (2e-3, 4e-3, 8e-3, 16e-3)
-SEEDS = (1000,)
+SEEDS = (1000, 1001)
 
 
 def search(
@@ -59,7 +59,7 @@ def rank(entry: dict[str, Any]) -> tuple[float, float, float]:
     seconds, loss = entry["virtual_seconds_to_target"], entry["final_loss"]
     held = entry["target"] == "held" and seconds is not None
     rate = float(entry["name"])
-    return (seconds, rate, loss) if held else (math.inf, math.inf if loss is None else loss, rate)
+    return (seconds, loss, rate) if held else (math.inf, math.inf if loss is None else loss, rate)
 
 
 def told(entry: dict[str, Any]) -> str:
