@@ -153,6 +153,25 @@ def test_until_ends_synchronous_ranks_together() -> None:
     assert before_last < 1.0 <= result.history[-1]["virtual_seconds"]
 
 
+@pytest.mark.parametrize("name", ["ADPSGD", "AsyncDiLoCo", "DiLoCo", "AllReduce"])
+def test_evaluations_by_the_clock(name: str) -> None:
+    """Every 0.3 virtual seconds, whatever steps ranks have done; looking changes no time and no bit."""
+    makers = {
+        **MAKERS,
+        "DiLoCo": lambda: DiLoCoStrategy(H=4, lr=0.02),
+        "AllReduce": lambda: SimpleReduceStrategy(lr=0.02),
+    }
+    result = fit(makers[name](), **UNEQUAL, val_seconds="0.3 s", until="2 s", max_steps=1000)
+    rows = result.validation[:-1]
+    assert len(rows) >= 6
+    for number, row in enumerate(rows):
+        assert row["virtual_seconds"] >= 0.3 * number
+        assert row["judged_virtual_seconds"] <= row["virtual_seconds"] + 0.2
+    by_steps = fit(makers[name](), **UNEQUAL, until="2 s", max_steps=1000)
+    assert by_steps.virtual_seconds == result.virtual_seconds
+    assert by_steps.final_loss == result.final_loss
+
+
 def test_dynamic_local_updates_follow_speed() -> None:
     """Workers of 50 and of 100 ms a step do rounds of 12 and of about 6 steps."""
     strategy = AsyncDiLoCoStrategy(H=12, lr=0.02, dylu=True)

@@ -91,11 +91,13 @@ class Evaluate(Schema):
 
     Attributes:
         every: steps between two evaluations.
+        every_seconds: virtual seconds between them, in place of steps.
         samples: how many validation samples; None: all of them.
         correlation_every: steps between two comparisons of the replicas; None: none.
     """
 
     every: Count = 100
+    every_seconds: float | str | None = None
     samples: Count | None = None
     correlation_every: Count | None = None
 

@@ -193,6 +193,7 @@ class Recorder:
         self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
         self._judged: list[Judged] = []
         self._examples = 0
+        self._step_at: dict[int, int] = {}  # the step of whoever tells the time, by look
         self._looked: dict[int, float] = {}  # when a server's model was looked at, by step
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
         self.rounds = Rounds(result.num_nodes)
@@ -204,6 +205,7 @@ class Recorder:
             self._newest[marked.rank] = row
         if "looked" in row:
             self._looked[row["looked"]] = marked.virtual_seconds
+            self._step_at[row["looked"]] = row.get("at_step", row["looked"])
             self._take_evaluations()
         elif "round" in row:
             for present in self.rounds.add(marked):
@@ -303,9 +305,9 @@ class Recorder:
         while self._observed:
             row = self._observed[0]
             steps = [row["step"], row["judged_step"]]
-            if row["step"] in self._looked:
-                pass
-            elif not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
+            if row["step"] in self._looked:  # at a time of its own
+                steps = [row["judged_step"]] if self._result.judged == "outer" else []
+            if not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
                 return
             self._observed.popleft()
             self._evaluated(row)
@@ -326,8 +328,9 @@ class Recorder:
 
     def _evaluated(self, row: Mapping[str, Any]) -> None:
         result, seconds = self._result, self._seconds_at(row["judged_step"])
-        step, at = row["step"], self._looked.get(row["step"])
-        if at is not None and self._timed:
+        at = self._looked.get(row["step"])
+        step = self._step_at.get(row["step"], row["step"])
+        if at is not None and self._timed and (result.judged != "outer" or row["judged_step"] is None):
             seconds = at
         if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps
             step = max(

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["END", "Deposits", "Looks"]
+__all__ = ["END", "TIMED", "Deposits", "Looks"]
 
+TIMED = 1 << 40  # looks by the clock are counted from here, in place of steps
 END = 1 << 62  # the step of the last look where ranks do different numbers of them
 
 
@@ -32,14 +33,22 @@ class Looks:
     Attributes:
         evaluate_every: steps between evaluations; there is one at step 0 and one at the end too. None: none.
         correlate_every: steps between comparisons of the replicas; None for none.
+        evaluate_seconds: virtual seconds between evaluations, in place of steps; None: steps count.
     """
 
     evaluate_every: int | None = None
     correlate_every: int | None = None
+    evaluate_seconds: float | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are evaluations at all."""
+        return self.evaluate_every is not None
 
     def due(self, step: int) -> list[str]:
         """What is looked at after so many steps."""
-        every = {"evaluate": self.evaluate_every, "correlate": self.correlate_every if step else None}
+        by_steps = self.evaluate_every if self.evaluate_seconds is None else None
+        every = {"evaluate": by_steps, "correlate": self.correlate_every if step else None}
         return [what for what, steps in every.items() if steps is not None and step % steps == 0]
 
 
@@ -64,6 +73,7 @@ class Deposits:
         self._has_buffers = any(True for _ in model.buffers())
         self._buffers: dict[str, Tensor] = {}  # as they were then
         self._keep_buffers()
+        self._num_timed = 0  # looks by the clock so far
 
     @property
     def _is_worker(self) -> bool:
@@ -71,18 +81,32 @@ class Deposits:
 
     def look(self, step: int) -> None:
         """Called when a step is about to begin, with how many have been done; by servers when so many have gone in."""
+        self._look_by_clock(step)
         due = self._looks.due(step)
         if self._strategy.num_servers:  # the server is judged, at its own time
             due = [what for what in due if (what == "evaluate") != self._is_worker]
         if due:
             self._deposit(step, due)
 
+    def _look_by_clock(self, step: int) -> None:
+        """Evaluate for each point of the grid of virtual seconds that has come since the last call."""
+        every = self._looks.evaluate_seconds
+        if every is None or not self._looks.evaluates or (self._strategy.num_servers and self._is_worker):
+            return
+        now = self._comm.now()
+        while self._num_timed * every <= now:
+            key = TIMED + self._num_timed
+            self._num_timed += 1
+            if self._comm.rank in (0, self._comm.world_size - self._strategy.num_servers):
+                self._comm.mark({"looked": key, "at_step": step})
+            self._deposit(key, ["evaluate"])
+
     def at_end(self, step: int) -> None:
         """When nothing more will happen, what was in flight included: a last evaluation, and the final models."""
         self._notice(None)
         self._given = -1  # the final model is told whole
         evaluate = ["evaluate"] if self._looks.evaluate_every is not None else []
-        if self._strategy.num_servers:
+        if not self._strategy.is_synchronous:  # ranks have done different numbers of steps
             self._deposit(END, [*evaluate, "final"])
             return
         self._deposit(
@@ -177,10 +201,12 @@ class Deposits:
             "version": self._version,
             "born": self._born,
             "given": self._given,
+            "num_timed": self._num_timed,
             "buffers": dict(self._buffers),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._version, self._born, self._given = state["version"], state["born"], state["given"]
+        self._num_timed = state["num_timed"]
         self._buffers = dict(state["buffers"])

@@ -142,6 +142,12 @@ class RunOptions:
     shuffle: bool = option(True, check=_truth, key="shuffle", same=True)
     val_size: int = option(64, check=whole_number(0), key="evaluate.samples")
     val_interval: int = option(100, check=whole_number(1), key="evaluate.every")
+    val_seconds: float | str | None = option(
+        None,
+        check=_duration,
+        key="evaluate.every_seconds",
+        about="virtual seconds between evaluations, in place of `val_interval` steps.",
+    )
     autocast: bool | str | None = option(False, key="autocast", same=True)
     checkpoint_interval: int | None = option(
         None, check=whole_number(1, optional=True), key="checkpoint.every"

@@ -204,7 +204,8 @@ class Program:
 
     def _looks(self) -> Looks:
         request = self.request
-        return Looks(request.val_interval if self.evaluates else None, request.correlation_interval)
+        every = request.val_interval if self.evaluates else None
+        return Looks(every, request.correlation_interval, request.val_seconds)
 
     def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
         """This rank's loop, ready to start; what the user should be warned of is added to `remarks`."""

@@ -48,6 +48,7 @@ class FitRequest(RunOptions):
     workers: WorkerSpec
     timeout_seconds: float
     until: float | None
+    val_seconds: float | None
     failures: Mapping[str, float] | None
 
     @classmethod
@@ -117,9 +118,9 @@ class FitRequest(RunOptions):
                 f"fit: {type(self.strategy).__name__} has servers, and what lies in mailboxes cannot be kept; leave "
                 "checkpoints out"
             )
-        needs_clock = self.until is not None or self.failures is not None
-        if needs_clock and (self.topology is None or not self.carrier.has_clock):
-            name = "until" if self.until is not None else "failures"
+        timed = {"until": self.until, "failures": self.failures, "val_seconds": self.val_seconds}
+        name = next((name for name, value in timed.items() if value is not None), None)
+        if name is not None and (self.topology is None or not self.carrier.has_clock):
             raise InputError(f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'")
 
     def _place_servers(self) -> None:

@@ -58,6 +58,10 @@ class Server:
         """Look at the judged model if as many steps as the grid wants have gone into it."""
         if self.comm.rank < self.comm.world_size - 1 or self._looks.evaluate_every is None:
             return
+        if self._looks.evaluate_seconds is not None:
+            self._deposits.after_step(int(steps))
+            self._deposits.look(int(steps))
+            return
         while self._next <= steps:
             self._deposits.after_step(self._next)
             self.comm.mark({"looked": self._next})
