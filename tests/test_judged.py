@@ -13,15 +13,21 @@ from exogym_core.tasks import build_model
 
 JUDGED = {
     "AllReduce": "replica",
+    "DESLOC": "outer",
+    "DPSGD": "own",
     "DeMo": "replica",
     "DelayedDiLoCo": "outer",
     "DiLoCo": "outer",
     "EagerDiLoCo": "own",
     "FedAvg": "outer",
+    "GASLoC": "own",
     "LocalSGD": "outer",
     "PowerSGD": "replica",
+    "NoLoCo": "own",
+    "SGP": "own",
     "SPARTA": "own",
     "SPARTA+DiLoCo": "outer",
+    "SlowMo": "outer",
     "StreamingDiLoCo": "outer",
 }
 

@@ -19,9 +19,13 @@ from exogym_core.strategy.delayed import (
     EagerDiLoCoStrategy,
 )
 from exogym_core.strategy.demo import DeMoStrategy
+from exogym_core.strategy.desloc import DESLOCStrategy, MomentCommunicator
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
+from exogym_core.strategy.dpsgd import DPSGDCommunicator, DPSGDStrategy
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
+from exogym_core.strategy.gasloc import GASLoCCommunicator, GASLoCStrategy
 from exogym_core.strategy.halos import HALoSStrategy
+from exogym_core.strategy.noloco import NoLoCoCommunicator, NoLoCoStrategy
 from exogym_core.strategy.options.optim import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.selectors import (
     IndexSelector,
@@ -30,8 +34,10 @@ from exogym_core.strategy.parts.selectors import (
     ShuffledSequentialIndexSelector,
 )
 from exogym_core.strategy.powersgd import LowRankGradients, PowerSGDStrategy
+from exogym_core.strategy.sgp import SGPCommunicator, SGPStrategy
 from exogym_core.strategy.simple_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.sites.sites import Sites
+from exogym_core.strategy.slowmo import SlowMoCommunicator, SlowMoStrategy
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
 from exogym_core.strategy.sparta_diloco import SPARTADiLoCoStrategy
 from exogym_core.strategy.streaming import StreamingDiLoCoCommunicator, StreamingDiLoCoStrategy
@@ -49,6 +55,9 @@ __all__ = [
     "Chain",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
+    "DESLOCStrategy",
+    "DPSGDCommunicator",
+    "DPSGDStrategy",
     "DeMoStrategy",
     "DecoupledDiLoCoStrategy",
     "DelayedDiLoCoCommunicator",
@@ -58,21 +67,30 @@ __all__ = [
     "EagerDiLoCoCommunicator",
     "EagerDiLoCoStrategy",
     "FedAvgStrategy",
+    "GASLoCCommunicator",
+    "GASLoCStrategy",
     "HALoSStrategy",
     "HeLoCoStrategy",
     "IndexSelector",
     "LocalSGDStrategy",
     "LowRankGradients",
     "Module",
+    "MomentCommunicator",
+    "NoLoCoCommunicator",
+    "NoLoCoStrategy",
     "OptimSpec",
     "PartitionedIndexSelector",
     "PowerSGDStrategy",
     "RandomIndexSelector",
+    "SGPCommunicator",
+    "SGPStrategy",
     "SPARTADiLoCoStrategy",
     "SPARTAStrategy",
     "ShuffledSequentialIndexSelector",
     "SimpleReduceStrategy",
     "Sites",
+    "SlowMoCommunicator",
+    "SlowMoStrategy",
     "SparseCommunicator",
     "StepContext",
     "Strategy",
@@ -93,6 +111,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "AllReduce": SimpleReduceStrategy,
     "AsyncDiLoCo": AsyncDiLoCoStrategy,
     "AsyncSPARTA": AsyncSPARTAStrategy,
+    "DESLOC": DESLOCStrategy,
+    "DPSGD": DPSGDStrategy,
     "DeMo": DeMoStrategy,
     "DelayedDiLoCo": DelayedDiLoCoStrategy,
     "DecoupledDiLoCo": DecoupledDiLoCoStrategy,
@@ -103,22 +123,32 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "HeLoCo": HeLoCoStrategy,
     "LocalSGD": LocalSGDStrategy,
     "PowerSGD": PowerSGDStrategy,
+    "GASLoC": GASLoCStrategy,
+    "NoLoCo": NoLoCoStrategy,
+    "SGP": SGPStrategy,
     "SPARTA": SPARTAStrategy,
     "SPARTA+DiLoCo": SPARTADiLoCoStrategy,
+    "SlowMo": SlowMoStrategy,
     "StreamingDiLoCo": StreamingDiLoCoStrategy,
 }
 
 
 #: Name of a module in the `modules` of a Chain -> class.
 MODULES: dict[str, type[Module]] = {
+    "DPSGD": DPSGDCommunicator,
     "DelayedDiLoCo": DelayedDiLoCoCommunicator,
     "AsyncSPARTA": AsyncSparseCommunicator,
     "DiLoCo": DiLoCoCommunicator,
     "EagerDiLoCo": EagerDiLoCoCommunicator,
     "FedAvg": AveragingCommunicator,
     "PowerSGD": LowRankGradients,
+    "GASLoC": GASLoCCommunicator,
+    "Moments": MomentCommunicator,
+    "NoLoCo": NoLoCoCommunicator,
+    "SGP": SGPCommunicator,
     "SPARTA": SparseCommunicator,
     "Sites": Sites,
+    "SlowMo": SlowMoCommunicator,
     "StreamingDiLoCo": StreamingDiLoCoCommunicator,
 }
 

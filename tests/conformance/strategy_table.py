@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import compression_references as compression
+import mixing_references as mixing
 import outer_references as outer_rounds
 import strategy_reference as reference
 import torch
@@ -223,6 +224,7 @@ TABLE = [
         apart=True,
     ),
     *(Row(**row) for row in compression.ROWS),
+    *(Row(**row) for row in mixing.ROWS),
 ]
 
 

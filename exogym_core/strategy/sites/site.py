@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.flight import run
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.parts.average import Averaging
     from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["Site"]
+__all__ = ["Exchange", "Site"]
+
+
+class Exchange(Protocol):
+    """What replaces values by a mean of several ranks' values, such as `Averaging` and `Mixing`."""
+
+    def steps(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
+        """Change `flat` in place."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Site:
         inside = comm.group(range(first, first + ranks_per_site))
         return cls(inside, comm.group(range(place, comm.world_size, ranks_per_site)))
 
-    def steps(self, averaging: Averaging, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
+    def steps(self, averaging: Exchange, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
         """Average `flat` over sites, in place; the ranks of a site have the same values.
 
         Each rank of a site of k averages the k-th part that falls to it with its like in the other sites,
@@ -75,7 +81,7 @@ class Site:
             part.copy_(got)
         return flat
 
-    def average(self, averaging: Averaging, flat: Tensor, residual: Tensor | None = None) -> Tensor:
+    def average(self, averaging: Exchange, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same, waited for."""
         return run(self.steps(averaging, flat, residual))
 

@@ -1,0 +1,146 @@
+"""DES-LOC: parameters and the optimizer's moments are averaged each at its own period."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.communicate_optimize import CommunicationModule
+from exogym_core.strategy.fedavg import AveragingCommunicator
+from exogym_core.strategy.options.arguments import (
+    Options,
+    checked_options,
+    option,
+    positive_int,
+    refuse_unknown,
+)
+from exogym_core.strategy.options.optim import ensure_optim_spec
+from exogym_core.strategy.parts.average import Averaging, AveragingOptions
+from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from netsim.files.errors import unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["MOMENTS", "DESLOCOptions", "DESLOCStrategy", "MomentCommunicator", "MomentOptions"]
+
+#: What torch's optimizers call their moments.
+MOMENTS = {
+    "first": ("exp_avg", "momentum_buffer"),
+    "second": ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"),
+}
+
+
+@dataclass(frozen=True)
+class MomentOptions(Options):
+    """What `MomentCommunicator` takes.
+
+    Args:
+        moment: "first" or "second".
+        H: steps from average to average.
+    """
+
+    moment: str = option("first")
+    H: int = option(1, positive_int)
+
+    def check(self, where: str) -> None:
+        """Refuse a moment that does not exist."""
+        super().check(where)
+        if self.moment not in MOMENTS:
+            raise unknown_name(f"moment of {where}", str(self.moment), MOMENTS)
+
+
+class MomentCommunicator(CommunicationModule):
+    """Average the local optimizer's first or second moments every `H` steps, as they are.
+
+    What the optimizer does not keep is not sent: SGD without momentum has no moments. Of a parameter that a rank has
+    never updated its moment counts as zero there.
+
+    Args:
+        options: of `MomentOptions`.
+    """
+
+    Options = MomentOptions
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), MomentOptions, options)
+        refuse_unknown(type(self), unknown)
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        """See what such an optimizer keeps."""
+        spec, tried = ensure_optim_spec(self.strategy.optim_spec), nn.Parameter(torch.zeros(1, 1))
+        tried.grad = torch.zeros(1, 1)
+        optim = spec.cls([tried], **spec.kwargs)
+        optim.step()
+        self._kept = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
+
+    @torch.no_grad()
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        """Average if the period ends with this step."""
+        if (local_step + 1) % self.options.H or self.scope.site.between.world_size == 1:
+            return
+        for name in self._kept:
+            moments = [self._moment(parameter, name) for parameter in self.scope.parameters]
+            for bucket in plan_buckets(moments):
+                members = [moments[index] for index in bucket]
+                write_back(self.scope.site.average(Averaging(), flatten(members)), members)
+
+    def _moment(self, parameter: Tensor, name: str) -> Tensor:
+        value = self.strategy.optim.state.get(parameter, {}).get(name)
+        return torch.zeros_like(parameter) if value is None else value
+
+
+@dataclass(frozen=True)
+class DESLOCOptions(AveragingOptions):
+    """What DES-LOC takes.
+
+    Args:
+        H: local steps from average to average of the parameters, the paper's K_x; also `local_steps`,
+            `num_inner_steps` and `sync_every`.
+        Ku: of the first moments; 3 H if None.
+        Kv: of the second moments; 6 H if None.
+    """
+
+    H: int = option(100, positive_int)
+    Ku: int | None = option(None, positive_int)
+    Kv: int | None = option(None, positive_int)
+
+
+class DESLOCStrategy(Chain):
+    """Local steps of an adaptive optimizer; parameters, first and second moments are averaged at their own periods.
+
+    After step t (from 1), with x the parameters, u and v the optimizer's moments (Adam's m and v):
+
+        x_i <- mean(x) if t mod K_x = 0,  u_i <- mean(u) if t mod K_u = 0,  v_i <- mean(v) if t mod K_v = 0
+
+    Moments change more slowly than parameters, so theirs may be longer. With equal periods this is Local Adam. It is
+    `Chain([AveragingCommunicator(H), MomentCommunicator(first, Ku), MomentCommunicator(second, Kv)])`. A codec is for
+    parameters only: rounded moments could become negative.
+
+    Bytes: a ring sends `2 (n - 1) / n` times the parameters' bytes per worker every K_x, every K_u and every K_v steps.
+
+    Args:
+        optim_spec: the local optimizer (AdamW by default), as torch has it: the paper's algorithm has no bias
+            correction, torch's Adam has. `max_norm` clips as in the paper.
+        H: K_x. Ku: K_u. Kv: K_v.
+        options: of `DESLOCOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+
+    References:
+        Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, arXiv
+        2505.22549. Second-hand: the rule is from a summary of algorithm 1.
+    """
+
+    Options = DESLOCOptions
+
+    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
+        desloc, others = checked_options(type(self), DESLOCOptions, options)
+        average = {name: vars(desloc)[name] for name in ("H", *AveragingOptions.names())}
+        first = MomentCommunicator(moment="first", H=desloc.Ku or 3 * desloc.H)
+        second = MomentCommunicator(moment="second", H=desloc.Kv or 6 * desloc.H)
+        super().__init__([AveragingCommunicator(**average), first, second], optim_spec, **others)

@@ -1,0 +1,149 @@
+"""SlowMo: rounds of local steps whose mean displacement, in units of the learning rate, has a slow momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.communicate_optimize import CommunicationModule
+from exogym_core.strategy.desloc import MOMENTS, MomentCommunicator
+from exogym_core.strategy.options.arguments import (
+    checked_options,
+    number,
+    option,
+    positive_int,
+    refuse_unknown,
+)
+from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.average import AveragingOptions
+from exogym_core.strategy.parts.outer import OuterStep
+from netsim.files.errors import unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from exogym_core.strategy.chain import Module, Scope
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["SlowMoCommunicator", "SlowMoOptions", "SlowMoStrategy"]
+
+_BUFFERS = ("maintain", "reset", "average")
+
+
+@dataclass(frozen=True)
+class SlowMoOptions(AveragingOptions):
+    """What SlowMo takes.
+
+    Args:
+        H: local steps a round, tau.
+        outer_lr: alpha, the slow learning rate.
+        outer_momentum: beta, the slow momentum.
+        buffers: what becomes of the local optimizer's state at the end of a round: "maintain", "reset" or "average".
+    """
+
+    H: int = option(48, positive_int)
+    outer_lr: float = option(1.0, number)
+    outer_momentum: float = option(0.5, number)
+    buffers: str = option("maintain")
+
+    def check(self, where: str) -> None:
+        """Refuse another way."""
+        super().check(where)
+        if self.buffers not in _BUFFERS:
+            raise unknown_name(f"buffers of {where}", str(self.buffers), _BUFFERS)
+
+
+class SlowMoCommunicator(CommunicationModule):
+    """A slow momentum step every `H` steps, with `SlowMoOptions`. Modules before it are its base algorithm."""
+
+    Options = SlowMoOptions
+    judged = "outer"
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), SlowMoOptions, options)
+        refuse_unknown(type(self), unknown)
+
+    def parts(self) -> Sequence[Module]:
+        """This module, and those that average the local optimizer's moments, if that is asked for."""
+        averages = [MomentCommunicator(moment=moment, H=self.options.H) for moment in MOMENTS]
+        return [self, *averages] if self.options.buffers == "average" else [self]
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """u is 0."""
+        super().enter(strategy, scope)
+        averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
+        momentum = OptimSpec(torch.optim.SGD, lr=self.options.outer_lr, momentum=self.options.outer_momentum)
+        self.outer, self.num_rounds = OuterStep(scope.parameters, momentum, averaging), 0
+        return scope
+
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        """Lines 6 to 8: u <- beta u + (x_0 - mean x) / gamma, x_0 <- x_0 - alpha gamma u, gamma the local rate."""
+        if (local_step + 1) % self.options.H:
+            return
+        gamma = self.strategy.learning_rate
+        displacements = self.outer.begin(self.scope.site).wait()
+        self.outer.optim.param_groups[0]["lr"] = self.options.outer_lr * gamma
+        self.outer.apply([d / gamma if gamma else torch.zeros_like(d) for d in displacements])
+        self.outer.reset_parameters()
+        self.num_rounds += 1
+        if self.options.buffers == "reset":
+            self.strategy.optim.state.clear()
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The slow one."""
+        return [self.outer.optim]
+
+    def judged_state(self) -> dict[str, Tensor]:
+        """What the last round made."""
+        return self.named(self.outer.theta)
+
+    @property
+    def judged_version(self) -> int:
+        """Rounds that have ended."""
+        return self.num_rounds
+
+    def state_dict(self) -> dict[str, Any]:
+        """x_0, u, and which round it is."""
+        return {**self.outer.state_dict(), "num_rounds": self.num_rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self.outer.load_state_dict(state)
+        self.num_rounds = state["num_rounds"]
+
+
+class SlowMoStrategy(Chain):
+    """`H` local steps, then a step of slow momentum along the mean displacement in units of the local learning rate.
+
+    With x_0 where the round began, gamma the local learning rate, alpha `outer_lr` and beta `outer_momentum`
+    (algorithm 1, lines 6 to 8):
+
+        u <- beta u + (x_0 - mean(x)) / gamma,  x_0 <- x_0 - alpha gamma u
+
+    With beta = 0 and alpha = 1 it is LocalSGD; with a constant rate DiLoCo with heavy-ball momentum. Its base may
+    communicate too: `Chain([AveragingCommunicator(H=3), SlowMoCommunicator(H=48)])` is fairscale's default.
+
+    Bytes: a ring sends `2 (n - 1) / n` times the parameters' (and averaged moments') bytes per worker every `H` steps.
+
+    Args:
+        optim_spec: the local optimizer (AdamW by default; the paper's are SGD with Nesterov momentum and Adam).
+        H, outer_lr, outer_momentum, buffers: see `SlowMoOptions`; fairscale's values by default.
+        options: of `SlowMoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+
+    References:
+        Wang et al., SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum, arXiv 1910.00643,
+        algorithm 1; facebookresearch/fairscale, `SlowMoDistributedDataParallel`.
+    """
+
+    Options = SlowMoOptions
+
+    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
+        slowmo, others = checked_options(type(self), SlowMoOptions, options)
+        super().__init__([SlowMoCommunicator(**vars(slowmo))], optim_spec, **others)
