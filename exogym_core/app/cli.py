@@ -217,14 +217,28 @@ def compare(
 
 
 @cli.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--by", metavar="KEY", multiple=True, help="Group runs by this key [all that differ]. May be repeated."
+)
+@click.option("--where", metavar="KEY=VALUE", multiple=True, help="Only runs that have it. May be repeated.")
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page of several runs.")
 @_json
 @_debug
-def report(run_folder: Path, as_json: bool) -> None:
-    """Build the plots and the page of RUN again, from its metrics."""
+def report(
+    folders: tuple[Path, ...], by: tuple[str, ...], where: tuple[str, ...], out: Path | None, as_json: bool
+) -> None:
+    """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
+    from exogym_core.app.study_commands import is_one_run, show_study
     from exogym_core.results.record import RunFolder
 
-    show_report(RunFolder.open(run_folder), as_json=as_json)
+    if not is_one_run(folders):
+        return show_study(folders, by, where, out, as_json=as_json)
+    if by or where or out:
+        raise InputError(
+            f"{visible(folders[0])}: is one run: --by, --where and --out are for several or a sweep"
+        )
+    return show_report(RunFolder.open(folders[0]), as_json=as_json)
 
 
 @cli.command()

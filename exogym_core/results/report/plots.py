@@ -12,13 +12,13 @@ from exogym_core.names import visible
 from exogym_core.results.report.weather import draw_weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
     from exogym_core.results.report.results import Results, StrategyResult
 
-__all__ = ["Picture", "draw_plots"]
+__all__ = ["Picture", "draw_plots", "draw_study"]
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
@@ -52,15 +52,33 @@ class Picture:
 
 def draw_plots(results: Results) -> dict[str, Picture]:
     """Pictures by name; those about time only where there is virtual time."""
-    # Imported here: it takes longer than all the rest of a command's start.
-    import matplotlib
-
     drawings: dict[str, Callable[[Axes, Results], bool]] = {
         "loss_against_time": _loss_against_time,
         "loss_against_bytes": _loss_against_bytes,
         "where_the_time_went": _where_the_time_went,
         "what_the_network_did": draw_weather,
     }
+    return _pictures(drawings, results)
+
+
+def draw_study(results: Results) -> dict[str, Picture]:
+    """Pictures of groups of runs, each a strategy's result: losses against time, steps and bytes."""
+    return _pictures(
+        {
+            "loss_against_time": _loss_against_time,
+            "loss_against_steps": _loss_against_steps,
+            "loss_against_bytes": _loss_against_bytes,
+        },
+        results,
+    )
+
+
+def _pictures(
+    drawings: Mapping[str, Callable[[Axes, Results], bool]], results: Results
+) -> dict[str, Picture]:
+    # Imported here: it takes longer than all the rest of a command's start.
+    import matplotlib
+
     pictures: dict[str, Picture] = {}
     # From the defaults, so that a user's own matplotlibrc changes nothing.
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -95,6 +113,11 @@ def _loss_against_time(axes: Axes, results: Results) -> bool:
     divisor, unit = (3600.0, "h") if shortest >= 7200 else (60.0, "min") if shortest >= 300 else (1.0, "s")
     axes.set_title("Loss against virtual time")
     return _draw_losses(axes, results, "virtual_seconds", divisor, f"virtual time, {unit}")
+
+
+def _loss_against_steps(axes: Axes, results: Results) -> bool:
+    axes.set_title("Loss against steps")
+    return _draw_losses(axes, results, "step", 1.0, "steps")
 
 
 def _loss_against_bytes(axes: Axes, results: Results) -> bool:

@@ -1,0 +1,197 @@
+"""Several runs on one page: groups by any key, intervals over seeds, a sentence that seeds support."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from exogym_core import load_runs
+from exogym_core.app.cli import main
+from exogym_core.results.bootstrap import bootstrap_interval, paired_interval
+from exogym_core.results.record import RunFolder
+from exogym_core.results.report.study import study_report
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7)
+
+
+@given(NUMBERS, st.floats(-1e3, 1e3), st.permutations(range(7)))
+def test_intervals_hold_the_mean_and_move_with_the_values(
+    values: list[float], shift: float, order: list[int]
+) -> None:
+    """Whatever the order; and they lie between the least and the greatest value."""
+    interval = bootstrap_interval(values)
+    assert interval is not None
+    low, high = interval
+    slack = 1e-6
+    assert min(values) - slack <= low <= high <= max(values) + slack
+    shuffled = [values[place] for place in order if place < len(values)]
+    assert bootstrap_interval(shuffled) == interval
+    moved = bootstrap_interval([value + shift for value in values])
+    assert moved == pytest.approx((low + shift, high + shift), abs=1e-4)
+    assume(len(values) <= 5)
+    assert low - slack <= math.fsum(values) / len(values) <= high + slack
+
+
+def test_intervals_of_known_values() -> None:
+    """Two values: the four means are 0, 1, 1, 2. A wider level is never narrower; ten equal values leave no doubt."""
+    assert bootstrap_interval([0.0, 2.0], 0.95) == (0.0, 2.0)
+    assert bootstrap_interval([0.0, 2.0], 0.4) == (1.0, 1.0)
+    assert bootstrap_interval([3.0] * 10) == (3.0, 3.0)
+    assert bootstrap_interval([1.0]) is None
+    assert bootstrap_interval([1.0, math.inf]) is None
+    assert paired_interval([1.0, 101.0], [0.0, 100.0]) == (1.0, 1.0), "what seeds share is no doubt"
+    with pytest.raises(ValueError, match="level=95 must lie between 0 and 1"):
+        bootstrap_interval([1.0, 2.0], 95)
+
+
+def test_a_normal_sample_is_covered_about_as_often_as_said() -> None:
+    """Of 20 values the interval is a little narrow, as it is known to be, and not wrong."""
+    import random
+
+    draws = random.Random(1)
+    samples = [[draws.gauss(0, 1) for _ in range(20)] for _ in range(60)]
+    covered = sum(low <= 0 <= high for low, high in filter(None, map(bootstrap_interval, samples)))
+    assert 50 <= covered <= 60
+
+
+def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> Path:
+    """A run folder of strategies that reach the target at these virtual seconds, one a seed."""
+    seeds = list(range(len(next(iter(times.values())))))
+    run = RunFolder.create(folder, "run")
+    strategies = [{"name": name, "H": 4} for name in times]
+    run.write_text("experiment.yaml", yaml.safe_dump({"strategies": strategies, "seeds": seeds, **settings}))
+    entries = []
+    for name, values in times.items():
+        by_seed = [
+            {
+                "seed": seed,
+                "final_loss": value / 10,
+                "virtual_seconds_to_target": value,
+                "target": "held",
+                "bytes_sent_per_worker": 8,
+                "wan_bytes": 4,
+            }
+            for seed, value in zip(seeds, values, strict=True)
+        ]
+        entries.append({"name": name, "seeds": seeds, "by_seed": by_seed})
+        for seed, value in zip(seeds, values, strict=True):
+            rows = [{"step": s, "virtual_seconds": s * value, "bytes_sent": 8 * s} for s in (1, 2)]
+            looks = [{"step": s, "judged_loss": 1 / (1 + s), "judged_step": s} for s in (0, 1, 2)]
+            run.write_strategy(name, rows, looks, None, seed=seed)
+    run.write_summary(entries)
+    run.release()
+    return folder
+
+
+def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> None:
+    """Seeds differ by far more than strategies do, but alike for both: that is told. Noise of its own is not."""
+    path = write_run(tmp_path / "clear", {"A": [1.0, 50.0, 100.0], "B": [2.0, 51.5, 101.0]})
+    report = study_report([path])
+    assert report.winner is not None
+    assert report.winner.name == "A"
+    assert "A comes first (50.33 s to the target), then B; the difference is 1 s to 1.5 s" in report.verdict
+    path = write_run(tmp_path / "split", {"A": [1.0, 5.0, 9.0], "B": [2.0, 4.0, 10.0]})
+    report = study_report([path])
+    assert report.winner is None
+    assert "but seeds do not tell them apart" in report.verdict
+    path = write_run(tmp_path / "one", {"A": [1.0], "B": [2.0]}, seed=0)
+    assert "nothing is known of how much seeds differ" in study_report([path]).verdict
+
+
+def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
+    folders = [
+        write_run(
+            tmp_path / "a", {"A": [1.0, 2.0], "B": [3.0, 4.0]}, workers={"count": 4}, topology={"name": "x"}
+        ),
+        write_run(
+            tmp_path / "b", {"A": [5.0, 6.0], "B": [7.0, 8.0]}, workers={"count": 8}, topology={"name": "y"}
+        ),
+    ]
+    report = study_report(folders)
+    assert report.keys == ["run", "strategy"]
+    assert [group.values for group in report.groups] == [("a", "A"), ("a", "B"), ("b", "A"), ("b", "B")]
+    assert report.rows()[0][1] == [
+        "a",
+        "A",
+        "2",
+        "2 of 2",
+        "1.5 s [1 s, 2 s]",
+        "0.15 [0.1, 0.2]",
+        "8 B",
+        "4 B",
+    ]
+    report = study_report([tmp_path], by=["workers.count"], where=["strategy=B", "topology=y"])
+    assert [group.values for group in report.groups] == [("8", "B")]
+    assert [group.values for group in study_report(folders, by=["strategies.*.H"]).groups] == [
+        ("4", "A"),
+        ("4", "B"),
+    ]
+    with pytest.raises(InputError, match="--by nothing: no run has such a key"):
+        study_report(folders, by=["nothing"])
+    with pytest.raises(InputError, match="--where strategy=C: no run has it: strategy is A, B"):
+        study_report(folders, where=["strategy=C"])
+
+
+def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [
+        write_run(tmp_path / name, {"<b>A</b>": [1.0, 2.0], "B": [3.0, 4.0]}, topology={"name": name})
+        for name in ("a", "b")
+    ]
+    page = tmp_path / "page.html"
+    arguments = ["report", *map(str, folders), "--out", str(page)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(page)
+    text = page.read_text()
+    assert "<b>A</b>" not in text
+    assert "&lt;b&gt;A" in text
+    assert "default-src 'none'" in text
+    assert text.count("<figure>") == 3, "against time, steps and bytes"
+    assert "http://" not in text
+    assert "https://" not in text
+    assert len(text) < 6e6
+    assert main([*arguments, "--json"]) == 0
+    assert page.read_text() == text, "the same every time"
+    document = json.loads(capsys.readouterr().out)
+    assert {group["run"] for group in document["groups"]} == {"a", "b"}
+    assert main(["report", str(folders[0]), "--by", "topology"]) == 2
+    assert "is one run" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nothing"), str(folders[0])]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_load_runs_gives_a_row_an_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    write_run(tmp_path / "a", {"A": [1.0, 2.0], "B": [3.0, 4.0]})
+    frame = load_runs(tmp_path / "a")
+    assert len(frame) == 2 * 2 * 3
+    assert list(frame.columns[:5]) == ["run", "point", "strategy", "seed", "step"]
+    row = frame[(frame.strategy == "B") & (frame.seed == 1) & (frame.step == 2)].iloc[0]
+    assert (row.judged_loss, row.bytes_sent, row.virtual_seconds_to_target) == (pytest.approx(1 / 3), 16, 4.0)
+    assert len(load_runs(tmp_path)) == len(frame), "a folder of runs"
+    with pytest.raises(InputError, match="holds no run"):
+        load_runs(tmp_path / "nothing")
+
+
+def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from exogym_core.results.tidy import find_runs, tidy_rows, write_tables
+
+    path = write_run(tmp_path / "a", {"A": [1.0, 2.0]})
+    written = write_tables(RunFolder(path), tidy_rows(find_runs([path])))
+    assert [file.name for file in written] == ["results.csv", "results.parquet"]
+    table = parquet.read_table(written[1])
+    with written[0].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert table.column_names == list(rows[0])
+    assert [float(row["judged_loss"]) for row in rows] == table["judged_loss"].to_pylist()
