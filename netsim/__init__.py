@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from netsim.collectives.times.choose import parse_collectives
-    from netsim.face import CollectiveTimes, FlowTimes, collective, flows
+    from netsim.face.calls import CollectiveTimes, FlowTimes, collective, flows
     from netsim.files.errors import (
         DeadlockError,
         InputError,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Clock": "fluid.clock",
-    "CollectiveTimes": "face",
+    "CollectiveTimes": "face.calls",
     "DeadlockError": "files.errors",
-    "FlowTimes": "face",
+    "FlowTimes": "face.calls",
     "InputError": "files.errors",
     "MismatchError": "files.errors",
     "NetsimError": "files.errors",
@@ -45,8 +45,8 @@ _PLACES = {
     "Topology": "topology.topology",
     "UnknownNameError": "files.errors",
     "WindowLimit": "topology.windows",
-    "collective": "face",
-    "flows": "face",
+    "collective": "face.calls",
+    "flows": "face.calls",
     "parse_collectives": "collectives.times.choose",
     "shipped_topologies": "topology.topology",
     "unknown_name": "files.errors",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netsim.face.flows import Flow
 from netsim.tools import flows
-from netsim.tools.flows import Flow
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 

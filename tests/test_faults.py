@@ -15,10 +15,10 @@ import pytest
 from exogym_core.communicator import run_ranks
 from netsim.collectives import default_algorithm, play, schedule
 from netsim.collectives.times.timing import time_collective
+from netsim.face.flows import play_flows
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
-from netsim.tools.flows import play_flows
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather

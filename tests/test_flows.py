@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from netsim.tools.flows import command, play_flows
+from netsim.face.flows import play_flows
+from netsim.tools.flows import command
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

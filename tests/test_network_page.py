@@ -11,7 +11,7 @@ import pytest
 
 from netsim.collectives import schedule
 from netsim.collectives.times.timing import time_collective
-from netsim.tools.flows import play_flows
+from netsim.face.flows import play_flows
 from netsim.topology import Topology
 from netsim.topology.protocol import PRESETS, Protocol
 

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from netsim.tools.flows import play_flows
+from netsim.face.flows import play_flows
+from netsim.fluid.recorder import Recorder
 from netsim.tools.picture import Sketch
 from netsim.tools.plot import command, draw, mean_use
-from netsim.tools.trace import Recorder
+from netsim.tools.trace import write_trace
 from netsim.topology import Topology, shipped_topologies
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def test_weather_is_in_the_picture_and_in_the_trace(tmp_path: Path) -> None:
     assert len(axes.collections) == 1  # down from 1 s to 3 s
     assert len(axes.lines) == 1  # half the rate from 5 s on
     path = tmp_path / "trace.json"
-    recorder.write(path)
+    write_trace(recorder, path)
     rows = json.loads(path.read_text())["traceEvents"]
     down = [(row["ts"], row["dur"]) for row in rows if row["ph"] == "X" and row["name"] == "a->b down"]
     assert down == [(1e6, 2e6)]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from netsim.face.flows import play_flows
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.fluid.tcp import cubic_segments
-from netsim.tools.flows import play_flows
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from exogym_core.app.cli import main
 from exogym_core.communicator import Communicator, run_ranks
+from netsim.face.flows import play_flows
 from netsim.files.errors import DeadlockError, InputError, RankError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
+from netsim.fluid.recorder import Recorder
 from netsim.tools.collective import command as collective_command
 from netsim.tools.flows import command as flows_command
-from netsim.tools.flows import play_flows
-from netsim.tools.trace import Recorder
 from netsim.topology import Topology
 from netsim.topology.weather import LinkEvent
 from netsim.weather.faults import Faults

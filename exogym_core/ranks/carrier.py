@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.journal import Journal
     from exogym_core.ranks.watch import Silence
+    from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import Answer, StampedRow
-    from netsim.tools.trace import Recorder
 
 __all__ = ["SECONDS_BETWEEN_ROWS", "Carrier", "OnDeposit"]
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
+    from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import Answer, Question, StampedRow
-    from netsim.tools.trace import Recorder
 
 __all__ = ["run_in_threads"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from netsim.fluid.clock import Clock, on_grid
+from netsim.fluid.recorder import Span
 from netsim.ranks.requests import Call, Key, Post
-from netsim.ranks.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -18,6 +18,7 @@ from simpy import Interrupt
 
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
+from netsim.fluid.recorder import Span
 from netsim.ranks.calls import Calls, Play, instant_play
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
@@ -46,7 +47,7 @@ from netsim.ranks.requests import (
     Wait,
     Withdraw,
 )
-from netsim.ranks.spans import Diary, Span
+from netsim.ranks.spans import Diary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence

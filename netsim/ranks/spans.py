@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from netsim.fluid.recorder import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import simpy
 
-__all__ = ["Diary", "Span"]
-
-
-class Span(NamedTuple):
-    """Something that a rank did for a while.
-
-    Attributes:
-        rank: whose.
-        kind: `compute`; `communication`, from the Post of a call until it is done; `wait`, for such a call;
-            `lost`, what was computed in vain, since the host crashed.
-        name: the call's op; the kind where there is none.
-        begin_seconds, end_seconds: when.
-        num_bytes: the call's, None where there is none.
-    """
-
-    rank: int
-    kind: Literal["compute", "communication", "wait", "lost"]
-    name: str
-    begin_seconds: float
-    end_seconds: float
-    num_bytes: int | None = None
+__all__ = ["Diary"]
 
 
 class Diary:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
-from netsim.face import collective
+from netsim.face.calls import collective
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import (
     format_bits_per_second,
@@ -26,7 +26,7 @@ from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
     from netsim.collectives.times.timing import Timing
-    from netsim.face import CollectiveTimes
+    from netsim.face.calls import CollectiveTimes
 
 __all__ = ["command"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from netsim.face.flows import play_flows, read_flows
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import format_bits_per_second
-from netsim.tools.flows import play_flows, read_flows
+from netsim.fluid.recorder import Recorder
 from netsim.tools.picture import HOST, INK, PLACE, Sketch, draw_matrix, draw_sketch
-from netsim.tools.trace import Recorder
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 

@@ -3,7 +3,7 @@
     recorder = Recorder()
     recorder.watch(network)
     ...
-    recorder.write("trace.json.gz")      # open it at https://ui.perfetto.dev, or at chrome://tracing
+    write_trace(recorder, "trace.json.gz")      # open it at https://ui.perfetto.dev, or at chrome://tracing
 
 The file has a process for each rank (and each host with none, or several) with rows for what it computes, its
 collectives, its waits, the messages it sends and receives, with an arrow for each message, and for when its
@@ -19,22 +19,20 @@ import json
 import os
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from netsim.files.errors import InputError
 from netsim.fluid.channel import BackgroundConnection
+from netsim.fluid.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from netsim.fluid.fairness import FloatArray, IntArray
     from netsim.fluid.network import Network
-    from netsim.ranks.kernel import Span
 
-__all__ = ["Recorder", "TransferRecord", "tracing"]
+__all__ = ["tracing", "write_trace"]
 
 _FIRST_HOST = 100_000  # process ids: ranks from 1, hosts and links from here
 _LINKS = 1_000_000
@@ -43,155 +41,43 @@ _EVENTS_AT_ONCE = 1000
 _MOST_LANES = 100  # of a row, for what overlaps
 
 
-@dataclass(slots=True)
-class TransferRecord:
-    """One transfer.
+def write_trace(recorder: Recorder, path: str | Path, hosts: Sequence[int] = ()) -> None:
+    """Write everything as one JSON file, compressed if its name ends in `.gz`; whole or not at all.
 
-    Attributes:
-        source, target: host indices.
-        num_bytes: payload.
-        begin_seconds: when it was sent.
-        connection: as its sender named it.
-        arriving_seconds: when its first byte arrived; None before.
-        end_seconds: when all were there, or it was given up; None before.
-        delivered_bytes: what came through.
+    Args:
+        recorder: has kept it.
+        path: the file.
+        hosts: the host of each rank.
+
+    Raises InputError where it cannot be written.
     """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(partial, "xb", opener=_private) as file:
+            if path.suffix == ".gz":
+                # Neither name nor time: equal runs give equal bytes.
+                # Level 9 takes thrice as long as level 6 and saves 3 %.
+                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                    _write(recorder, packed, hosts)
+            else:
+                _write(recorder, file, hosts)
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
-    source: int
-    target: int
-    num_bytes: float
-    begin_seconds: float
-    connection: Hashable
-    arriving_seconds: float | None = None
-    end_seconds: float | None = None
-    delivered_bytes: float = 0.0
 
-
-class Recorder:
-    """Watches a network and ranks, and keeps what it sees.
-
-    Attributes:
-        transfers: by id.
-        link_use: link index -> (instant, payload bytes per second from then on), in order.
-        link_capacity: likewise (instant, bits per second that it carries), for links whose capacity has changed.
-        spans: what ranks did; give `spans.append` to `netsim.ranks.kernel.Kernel` as `on_span`.
-        unfinished_spans: called for what ranks are doing when the file is written; a kernel's, where there is one.
-    """
-
-    def __init__(self) -> None:
-        self.transfers: dict[int, TransferRecord] = {}
-        self.link_use: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-        self.link_capacity: dict[int, list[tuple[float, float]]] = {}
-        self.spans: list[Span] = []
-        self.unfinished_spans: Callable[[], list[Span]] = list
-        self._network: Network | None = None
-        self._rates: dict[int, float] = {}
-        self._users: defaultdict[int, dict[int, None]] = defaultdict(dict)  # transfers by link
-
-    def watch(self, network: Network) -> None:
-        """Keep what happens on a network from now on; on one network only."""
-        assert self._network is None
-        self._network = network
-        network.observe(self)
-
-    # -- what the network tells ------------------------------------------------------------------------------
-
-    def transfer_started(
-        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
-    ) -> None:
-        """A transfer was sent."""
-        self.transfers[transfer] = TransferRecord(source, target, num_bytes, self._now, connection)
-
-    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
-        """A transfer is over."""
-        record = self.transfers[transfer]
-        record.end_seconds, record.delivered_bytes = self._now, delivered_bytes
-        if record.arriving_seconds is None:
-            record.arriving_seconds = self._now
-        if self._rates.pop(transfer, None) is not None:
-            links = self._route(record)
-            for link in links:
-                del self._users[link][transfer]
-            self._note(links)
-
-    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
-        """Transfers go on at other rates."""
-        concerned: dict[int, None] = {}
-        for transfer, rate in zip(transfers.tolist(), bytes_per_second.tolist(), strict=True):
-            record = self.transfers[transfer]
-            if record.arriving_seconds is None:
-                record.arriving_seconds = self._now
-            self._rates[transfer] = rate
-            for link in self._route(record):
-                self._users[link][transfer] = None
-                concerned[link] = None
-        self._note(concerned)
-
-    def capacity_changed(self, link: int, bits_per_second: float) -> None:
-        """A link carries more or less from now on, or nothing."""
-        if link not in self.link_capacity:
-            assert self._network is not None
-            self.link_capacity[link] = [(0.0, self._network.topology.links[link].bits_per_second)]
-        points = self.link_capacity[link]
-        if points[-1][0] == self._now:
-            points.pop()
-        points.append((self._now, bits_per_second))
-
-    @property
-    def _now(self) -> float:
-        assert self._network is not None
-        return float(self._network.env.now)
-
-    def _route(self, record: TransferRecord) -> tuple[int, ...]:
-        assert self._network is not None
-        return self._network.topology.route(record.source, record.target)
-
-    def _note(self, links: Iterable[int]) -> None:
-        for link in links:
-            use, now = self.link_use[link], self._now
-            total = sum(self._rates[transfer] for transfer in self._users[link])
-            if use and use[-1][0] == now:
-                use.pop()  # rates between two things that happen at one instant hold for no time
-            if (use[-1][1] if use else 0.0) != total:
-                use.append((now, total))
-
-    # -- the file --------------------------------------------------------------------------------------------
-
-    def write(self, path: str | Path, hosts: Sequence[int] = ()) -> None:
-        """Write everything as one JSON file, compressed if its name ends in `.gz`; whole or not at all.
-
-        Args:
-            path: the file.
-            hosts: the host of each rank.
-
-        Raises InputError where it cannot be written.
-        """
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(partial, "xb", opener=_private) as file:
-                if path.suffix == ".gz":
-                    # Neither name nor time: equal runs give equal bytes.
-                    # Level 9 takes thrice as long as level 6 and saves 3 %.
-                    with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                        self._write(packed, hosts)
-                else:
-                    self._write(file, hosts)
-            partial.replace(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-        finally:
-            partial.unlink(missing_ok=True)
-
-    def _write(self, file: IO[bytes] | gzip.GzipFile, hosts: Sequence[int]) -> None:
-        encode = json.JSONEncoder(separators=(",", ":")).encode
-        lines = map(encode, _Events(self, self._network, hosts))
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        separator = ""
-        while batch := ",\n".join(islice(lines, _EVENTS_AT_ONCE)):
-            file.write(f"{separator}{batch}".encode())
-            separator = ",\n"
-        file.write(b"\n]}\n")
+def _write(recorder: Recorder, file: IO[bytes] | gzip.GzipFile, hosts: Sequence[int]) -> None:
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    lines = map(encode, _Events(recorder, recorder.network, hosts))
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    separator = ""
+    while batch := ",\n".join(islice(lines, _EVENTS_AT_ONCE)):
+        file.write(f"{separator}{batch}".encode())
+        separator = ",\n"
+    file.write(b"\n]}\n")
 
 
 @contextmanager
@@ -217,13 +103,13 @@ def tracing(
         yield recorder
     except BaseException:
         try:
-            recorder.write(path, hosts)
+            write_trace(recorder, path, hosts)
         except InputError as problem:
             tell(f"trace: {problem}")
         else:
             tell(f"{path}: what happened until the run was cut short")
         raise
-    recorder.write(path, hosts)
+    write_trace(recorder, path, hosts)
 
 
 def _private(path: str, flags: int) -> int:

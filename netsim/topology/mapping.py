@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import copy
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from netsim.topology.graph import Host, Link
-    from netsim.topology.topology import Topology
+    from netsim.topology.weather import Weather
 
 __all__ = ["plain_form"]
 
 
-def plain_form(topology: Topology) -> dict[str, Any]:
+class _Network(Protocol):
+    """What a topology holds, as `netsim.topology.topology.Topology` tells it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def hosts(self) -> Sequence[Host]: ...
+    @property
+    def routers(self) -> Sequence[str]: ...
+    @property
+    def links(self) -> Sequence[Link]: ...
+    @property
+    def protocol(self) -> str | Mapping[str, Any] | None: ...
+    @property
+    def explicit_routes(self) -> Mapping[tuple[int, int], Sequence[int]]: ...
+    @property
+    def weather(self) -> Weather: ...
+
+
+def plain_form(topology: _Network) -> dict[str, Any]:
     """The topology as a mapping that `Topology.from_mapping` reads back to an equal one; empty keys left out."""
     regions = _uniform_regions(topology)
     inside = {host.name for host in topology.hosts if host.region in regions}
@@ -70,7 +91,7 @@ def _quality(link: Link) -> dict[str, Any]:
     }
 
 
-def _uniform_regions(topology: Topology) -> dict[str, Any]:
+def _uniform_regions(topology: _Network) -> dict[str, Any]:
     """The regions that the file's `regions` can say: hosts REGION.0 ... all alike, behind a router REGION."""
     outgoing: dict[str, list[Link]] = {}
     for link in topology.links:
@@ -94,15 +115,23 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
     return regions
 
 
-def _route(topology: Topology, ends: tuple[int, int], links: Sequence[int]) -> dict[str, Any]:
+def _route(topology: _Network, ends: tuple[int, int], links: Sequence[int]) -> dict[str, Any]:
     source, target = (topology.hosts[end].name for end in ends)
     through = [topology.links[link].target for link in links[:-1]]
     return {"from": source, "to": target, **({"through": through} if through else {})}
 
 
-def _weather(topology: Topology) -> dict[str, Any]:
-    weather, hosts = topology.weather, topology.hosts
-    events = [
+def _weather(topology: _Network) -> dict[str, Any]:
+    return {
+        "events": [*_link_events(topology), *_host_events(topology)],
+        "traces": _traces(topology),
+        "background": _background(topology),
+        "drift": _drift(topology),
+    }
+
+
+def _link_events(topology: _Network) -> list[dict[str, Any]]:
+    return [
         {
             "at": _time(event.at_seconds),
             **_ends(topology, event.links),
@@ -115,28 +144,38 @@ def _weather(topology: Topology) -> dict[str, Any]:
             ),
             **_given(**{"for": _time(event.for_seconds)}),
         }
-        for event in weather.link_events
+        for event in topology.weather.link_events
     ]
-    events += [
+
+
+def _host_events(topology: _Network) -> list[dict[str, Any]]:
+    return [
         {
             "at": _time(event.at_seconds),
-            "host": hosts[event.host].name,
+            "host": topology.hosts[event.host].name,
             "up" if event.is_up else "crash": True,
             **_given(**{"for": _time(event.for_seconds)}),
         }
-        for event in weather.host_events
+        for event in topology.weather.host_events
     ]
+
+
+def _traces(topology: _Network) -> list[dict[str, Any]]:
     traces = []
-    for trace in weather.traces:
+    for trace in topology.weather.traces:
         key, form = ("bandwidth", _rate) if trace.quantity == "bits_per_second" else ("latency", _time)
         rows = [
             [_time(time), form(value)] for time, value in zip(trace.times_seconds, trace.values, strict=True)
         ]
         traces.append({**_ends(topology, trace.links), key: rows})
-    background = [
+    return traces
+
+
+def _background(topology: _Network) -> list[dict[str, Any]]:
+    return [
         {
-            "from": hosts[traffic.source].name,
-            "to": hosts[traffic.target].name,
+            "from": topology.hosts[traffic.source].name,
+            "to": topology.hosts[traffic.target].name,
             **_given(
                 rate=_rate(traffic.bits_per_second),
                 bytes=traffic.num_bytes,
@@ -145,9 +184,12 @@ def _weather(topology: Topology) -> dict[str, Any]:
                 stop=_time(traffic.stop_seconds),
             ),
         }
-        for traffic in weather.background
+        for traffic in topology.weather.background
     ]
-    drift = [
+
+
+def _drift(topology: _Network) -> list[dict[str, Any]]:
+    return [
         {
             **_ends(topology, drift.links),
             "kind": drift.kind,
@@ -157,12 +199,11 @@ def _weather(topology: Topology) -> dict[str, Any]:
             ),
             "seed": drift.seed,
         }
-        for drift in weather.drift
+        for drift in topology.weather.drift
     ]
-    return {"events": events, "traces": traces, "background": background, "drift": drift}
 
 
-def _ends(topology: Topology, links: Sequence[int]) -> dict[str, Any]:
+def _ends(topology: _Network, links: Sequence[int]) -> dict[str, Any]:
     link = topology.links[links[0]]
     return {"link": [link.source, link.target], **({"direction": "up"} if len(links) == 1 else {})}
 

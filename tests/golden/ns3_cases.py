@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from simgrid_cases import wan4
 
-from netsim.tools.flows import play_flows
+from netsim.face.flows import play_flows
 from netsim.topology import Topology
 
 FOLDER = Path(__file__).parent / "ns3"

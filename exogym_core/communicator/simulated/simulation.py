@@ -25,9 +25,9 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
+    from netsim.fluid.recorder import Recorder
     from netsim.ranks.calls import Cancel, Enter
     from netsim.ranks.kernel import Answer, Request, StampedRow
-    from netsim.tools.trace import Recorder
     from netsim.topology.topology import Topology
 
 # Kinds of collectives that are remembered, so that each is looked at once.

@@ -11,14 +11,13 @@ import numpy as np
 from netsim.collectives.times.play import play
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
-from netsim.ranks.spans import Span
+from netsim.fluid.recorder import Recorder, Span
 from netsim.weather.faults import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from netsim.collectives.schedules.schedule import Schedule
-    from netsim.tools.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 

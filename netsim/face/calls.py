@@ -10,9 +10,9 @@ from netsim.collectives.schedules.algorithms import algorithm_names, default_alg
 from netsim.collectives.times.bound import lower_bound_seconds
 from netsim.collectives.times.choose import schedule
 from netsim.collectives.times.timing import time_collective
+from netsim.face.flows import play_flows, read_flows
 from netsim.files.errors import InputError
 from netsim.files.units import parse_bytes
-from netsim.tools.flows import play_flows, read_flows
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 from netsim.topology.windows import WindowLimit, window_limit
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.collectives.times.timing import Timing
-    from netsim.tools.trace import Recorder
+    from netsim.fluid.recorder import Recorder
 
 __all__ = ["CollectiveTimes", "FlowTimes", "collective", "flows"]
 
