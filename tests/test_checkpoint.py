@@ -381,7 +381,7 @@ def test_another_version_is_refused_with_both_values(
         found["versions"][package] = "99.0"
         return found
 
-    monkeypatch.setattr("exogym_core.checkpoints.resumption.run_identity", newer)
+    monkeypatch.setattr("exogym_core.training.resumption.run_identity", newer)
     with pytest.raises(InputError, match=rf"versions: {package} is .*, this run's is 99\.0;"):
         fit(resume_from=saved.parent)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netsim.face import flows
 from netsim.face.flows import Flow
-from netsim.tools import flows
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
@@ -46,8 +46,10 @@ def scenes(draw: st.DrawFn) -> Scene:
 @given(scenes())
 def test_transfers_arrive_when_the_network_says(scene: Scene) -> None:
     topology, rows = scene
-    expected = flows._play_on_network(topology, rows, Protocol.parse("ideal"), None, None)
-    np.testing.assert_allclose(flows._play_compiled(topology, rows), expected, rtol=1e-9, atol=1e-12)
+    ideal = Protocol.parse("ideal")
+    expected = flows._play_on_network(topology, rows, ideal, None, None)
+    played = flows._play_compiled(topology, ideal, rows)
+    np.testing.assert_allclose(played, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_meets_a_link_without_capacity_never_arrives() -> None:

@@ -78,7 +78,7 @@ exec(compile(text, spec.origin, "exec"), module.__dict__)
 import torch
 from exogym_core import Trainer
 from exogym_core.app.experiment import Experiment
-from exogym_core.checkpoints.resumption import _settings
+from exogym_core.training.resumption import _settings
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest

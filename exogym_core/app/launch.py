@@ -14,7 +14,7 @@ from exogym_core.names import visible
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from exogym_core.torch_backend.program import ProgramReport
+    from exogym_core.torch_backend.report import ProgramReport
 
 __all__ = ["command"]
 
@@ -69,7 +69,7 @@ def command(
     which link. Options of netgym go before SCRIPT, the script's own after it.
     """
     from exogym_core.results.record import RunFolder
-    from exogym_core.torch_backend.program import Program, run_program
+    from exogym_core.torch_backend.program import LaunchedProgram, run_program
     from exogym_core.torch_backend.session import ComputeClock
     from netsim.topology import Topology
 
@@ -82,7 +82,7 @@ def command(
     replaced = tuple(name.strip() for name in (replace_backend or "").split(",") if name.strip())
     folder = RunFolder.create(str(out), Path(script).stem) if out is not None else None
     report = run_program(
-        Program(script, arguments, is_module, replaced),
+        LaunchedProgram(script, arguments, is_module, replaced),
         num_ranks,
         Topology.load(topology),
         compute=ComputeClock.parse(compute),

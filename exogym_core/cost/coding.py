@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,12 +14,12 @@ from netsim.files.errors import InputError, unknown_names
 from netsim.files.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.parts.codecs import Codec
+    #: Of `values`, for every codec its name, and how it encodes them and decodes them.
+    Trials: TypeAlias = Callable[[Tensor], Iterable[tuple[str, tuple[Callable[[], Any], Callable[[], Any]]]]]
 
 __all__ = ["Coding"]
 
@@ -87,26 +87,14 @@ class Coding:
         known = ", ".join(name for name, *_ in self.speeds)
         raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
 
-    def charged(self, codec: Codec, comm: Communicator) -> Codec:
-        """`codec`, whose work takes time on `comm`'s clock.
-
-        Raises:
-            InputError: there are speeds, but none for this codec.
-        """
-        from exogym_core.strategy.parts.charged import ChargedCodec
-
-        charged = ChargedCodec(codec, self.seconds, comm.advance)
-        self.seconds(charged.name, "encode", 0)  # raises now, not in the first round
-        return charged if self.speeds else codec
-
-    def measure(self) -> Coding:
-        """The speeds here of all codecs there are, if they are to be measured."""
+    def measure(self, trials: Trials) -> Coding:
+        """The speeds here of all codecs that `trials` tells of, if they are to be measured."""
         if self.kind != "measured":
             return self
         values = torch.randn(_TRIAL_VALUES, generator=torch.Generator().manual_seed(0)) * 1e-3
         speeds = [
             (name, *(round(values.nbytes / _seconds(work)) for work in works))
-            for name, works in _trials(values)
+            for name, works in trials(values)
         ]
         return Coding(tuple(speeds))  # type: ignore[arg-type]
 
@@ -132,22 +120,6 @@ def _speed(where: str, text: Any) -> int:
         if speed:
             return speed
     raise InputError(f"{where}: {text!r} is no speed of coding; write for example '2 GB/s'")
-
-
-def _trials(values: Tensor) -> Iterator[tuple[str, tuple[Callable[[], Any], Callable[[], Any]]]]:
-    """Of every codec its name, and how it encodes `values` and decodes them."""
-    from exogym_core.strategy.demo import transform_of
-    from exogym_core.strategy.parts.codecs import CODECS
-    from exogym_core.strategy.parts.low_rank import low_rank_of
-
-    def ways(codec: Codec) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        message = codec.encode(values)
-        return lambda: codec.encode(values), lambda: codec.decode(message, len(values))
-
-    yield from ((name, ways(codec)) for name, codec in sorted(CODECS.items()) if codec is not None)
-    yield "demo", transform_of(values)
-    left, back = low_rank_of(values)
-    yield "low-rank", (lambda: low_rank_of(values), lambda: left @ back.T)
 
 
 def _seconds(work: Callable[[], Any], repeats: int = 5) -> float:

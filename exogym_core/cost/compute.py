@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from exogym_core.cost.coding import Trials
+
 __all__ = ["Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
 
 _DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
@@ -179,12 +181,12 @@ class Compute:
         """Whether something is yet to be measured."""
         return "measured" in (self.kind, self.coding.kind)
 
-    def with_measured_coding(self, threads: int) -> Compute:
-        """This with the speeds of coding here, on so many threads, if they are to be measured."""
+    def with_measured_coding(self, threads: int, trials: Trials) -> Compute:
+        """This with the speeds here of the codecs in `trials`, on so many threads, if they are to be measured."""
         if self.coding.kind != "measured":
             return self
         with intra_op_threads(threads):
-            return replace(self, coding=self.coding.measure())
+            return replace(self, coding=self.coding.measure(trials))
 
     def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:
         """Seconds of a whole step before jitter.

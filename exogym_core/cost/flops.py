@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from exogym_core.training.trial import as_loss
+from exogym_core.data.losses import as_loss
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

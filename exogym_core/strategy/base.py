@@ -70,7 +70,6 @@ class Strategy:
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal), "outer"
             (parameters that rounds lead to), "local", "server", or "own" (every rank's own; the mean of their
             losses).
-        coding: what the work of codecs costs in virtual time; None where it is free.
         local_step: number of steps done.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
@@ -129,7 +128,7 @@ class Strategy:
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
-        self.coding: Coding | None = None
+        self._coding: Coding | None = None
         self.max_steps = 1
         self.seed = 0
         self.local_step = 0
@@ -148,7 +147,7 @@ class Strategy:
         where the work of codecs costs time; an override without it is for runs in which that is free.
         """
         self.model, self.comm = model, comm
-        self.coding = coding if coding is not None else self.coding
+        self._coding = coding
         self.rank, self.num_nodes = comm.rank, comm.world_size - self.num_servers
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
@@ -201,6 +200,11 @@ class Strategy:
                 have gone into it, as a mean over workers.
         """
         raise InputError(f"{type(self).__name__}: has no servers; leave servers out")
+
+    @property
+    def coding(self) -> Coding | None:
+        """What the work of codecs costs in virtual time, as `setup` was told; None where it is free."""
+        return self._coding
 
     @property
     def sample_weight(self) -> float:

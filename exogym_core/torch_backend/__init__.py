@@ -4,43 +4,10 @@ Importing this module registers it; `netgym launch` does so for the program that
 real data, combined in rank order as everywhere in NetGym, and charges every call to the chosen topology.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-import torch.distributed as dist
-
 from exogym_core.torch_backend.group import NetsimGroup
-from exogym_core.torch_backend.session import ComputeClock, Session, advance, attach, current_session
+from exogym_core.torch_backend.registration import register
+from exogym_core.torch_backend.session import ComputeClock, RankSession, advance, attach, current_session
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import _DistributedBackendOptions  # type: ignore[attr-defined]
-
-__all__ = ["ComputeClock", "NetsimGroup", "Session", "advance", "attach", "current_session", "register"]
-
-
-def _create(options: _DistributedBackendOptions, backend_options: Any) -> NetsimGroup:
-    session = current_session()
-    if session is None:
-        from exogym_core.torch_backend.server import connect
-
-        session = connect(options.store, options.group_rank, options.group_size)
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    comm = session.comm if len(ranks) == session.comm.world_size and _is_first(session) else None
-    if comm is None:
-        comm = session.comm.group(ranks)
-    return NetsimGroup(session, comm, options.store, options.group_id)
-
-
-def _is_first(session: Session) -> bool:
-    first, session.has_world = not session.has_world, True
-    return first
-
-
-def register() -> None:
-    """Make `netsim` known to torch.distributed; again is harmless."""
-    if "NETSIM" not in dist.Backend._plugins:
-        dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])
-
+__all__ = ["ComputeClock", "NetsimGroup", "RankSession", "advance", "attach", "current_session", "register"]
 
 register()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from exogym_core.torch_backend.session import Session
+    from exogym_core.torch_backend.session import RankSession
 
 __all__ = ["NetsimGroup"]
 
@@ -54,7 +54,7 @@ class NetsimGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, session: Session, comm: SimulatedCommunicator, store: dist.Store, name: str = ""
+        self, session: RankSession, comm: SimulatedCommunicator, store: dist.Store, name: str = ""
     ) -> None:
         super().__init__(comm.rank, comm.world_size)
         self._session, self._comm, self._store, self._given_name = session, comm, store, name
@@ -385,7 +385,7 @@ class _OfWork:
         return self._work.is_completed()
 
 
-def _together(session: Session, works: Sequence[NetsimWork]) -> NetsimWork:
+def _together(session: RankSession, works: Sequence[NetsimWork]) -> NetsimWork:
     if len(works) == 1:
         return works[0]
     outputs = [tensor for work in works for tensor in work.outputs]

@@ -6,8 +6,7 @@ import os
 import runpy
 import sys
 import tempfile
-from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -16,6 +15,8 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes import run_in_processes
+from exogym_core.torch_backend.registration import register
+from exogym_core.torch_backend.report import Exposure, ProgramReport, report_of
 from exogym_core.torch_backend.session import ComputeClock, attach
 from netsim.tools.trace import tracing
 
@@ -24,15 +25,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from exogym_core.ranks.carrier import Carrier
-    from netsim.ranks.kernel import StampedRow
     from netsim.topology import Topology
 
-__all__ = ["Exposure", "Program", "ProgramReport", "report_of", "run_program"]
+__all__ = ["LaunchedProgram", "run_program"]
 
 
 @dataclass(frozen=True)
-class Program:
+class LaunchedProgram:
     """A script or module as torchrun would start it.
 
     Attributes:
@@ -48,54 +47,8 @@ class Program:
     replaced_backends: tuple[str, ...] = ()
 
 
-@dataclass
-class ProgramReport:
-    """What a program's run came to.
-
-    Attributes:
-        virtual_seconds: when the last rank ended.
-        rank_virtual_seconds: when each did.
-        compute_utilisation: computing / the run's whole virtual time, mean over ranks.
-        slowest_rank: the one that ended last.
-        exposed_seconds: per place (`file:line`) of the program and operation, seconds that ranks waited there; mean
-            over ranks, the longest first.
-        bytes_sent: payload that left each rank.
-        wan_bytes: of all ranks, to other regions.
-        link_bytes: per link, both as the network counts them.
-    """
-
-    virtual_seconds: float
-    rank_virtual_seconds: list[float]
-    compute_utilisation: float
-    slowest_rank: int
-    exposed_seconds: list[tuple[str, str, float]]
-    bytes_sent: list[int]
-    wan_bytes: int
-    link_bytes: dict[str, float] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-
-class Exposure:
-    """Sums up, by place, what marks tell of waiting."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self._until = [0.0] * num_ranks
-        self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._num_ranks = num_ranks
-
-    def take(self, row: StampedRow) -> None:
-        """Count what the rank has waited since its last mark."""
-        if "waited" in row.row:
-            seconds = row.exposed_seconds - self._until[row.rank]
-            self.seconds[row.row["place"], row.row["waited"]] += seconds / self._num_ranks
-            self._until[row.rank] = row.exposed_seconds
-
-
 def run_program(
-    program: Program,
+    program: LaunchedProgram,
     num_ranks: int,
     topology: Topology,
     *,
@@ -136,34 +89,11 @@ def run_program(
     return report_of(run, exposure)
 
 
-def report_of(run: Carrier, exposure: Exposure) -> ProgramReport:
-    """What a run that has ended came to."""
-    kernel, network, world = run.simulation.kernel, run.simulation.network, run.simulation.world
-    ends = list(kernel.end_seconds)
-    whole, num_ranks = max(ends), len(ends)
-    assert network is not None
-    assert world.topology is not None
-    links = {
-        f"{link.source} -> {link.target}": float(count)
-        for link, count in zip(world.topology.links, network.link_bytes, strict=True)
-        if count
-    }
-    return ProgramReport(
-        whole,
-        ends,
-        sum(kernel.compute_seconds) / (whole * num_ranks) if whole else 1.0,
-        max(range(num_ranks), key=lambda rank: (ends[rank], -rank)),
-        sorted(((*place, s) for place, s in exposure.seconds.items()), key=lambda each: -each[2]),
-        [state.traffic.bytes_sent for state in run.states],
-        sum(state.traffic.wan_bytes for state in run.states),
-        links,
-    )
-
-
-def _become_rank(comm: SimulatedCommunicator, program: Program, compute: ComputeClock, store: str) -> None:
+def _become_rank(
+    comm: SimulatedCommunicator, program: LaunchedProgram, compute: ComputeClock, store: str
+) -> None:
     """Be what torchrun's child would be, and run the program to its end."""
-    import exogym_core.torch_backend  # noqa: F401 (registers the backend)
-
+    register()
     rank, size = comm.rank, comm.world_size
     os.environ |= {
         "RANK": str(rank),

@@ -28,8 +28,8 @@ from exogym_core.ranks.processes import ProcessRun
 from exogym_core.ranks.rank_block import RankBlock
 from exogym_core.ranks.records import Ended, Failed
 from exogym_core.ranks.turns import Aborted
-from exogym_core.torch_backend.program import Exposure, report_of
-from exogym_core.torch_backend.session import ComputeClock, Session, attach
+from exogym_core.torch_backend.report import Exposure, report_of
+from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
 from netsim.files.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SECONDS_TO_START = 300.0
 _PATH = "netgym simulation"
 
 
-def connect(store: Store, rank: int, num_ranks: int) -> Session:
+def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     """Join the simulation of this run, starting it on rank 0.
 
     The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES and NETGYM_OUT
@@ -79,7 +79,7 @@ def _ended_run(reason: str) -> BaseException:
     )
 
 
-def _leave(session: Session, block: RankBlock, rank: int) -> None:
+def _leave(session: RankSession, block: RankBlock, rank: int) -> None:
     """At the end of the rank's process: say whether its program has come to its own end."""
     failure = getattr(sys, "last_value", None)
     try:

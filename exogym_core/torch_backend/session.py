@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from exogym_core.cost.devices import find_device
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from exogym_core.torch_backend.work import NetsimWork
 
-__all__ = ["ComputeClock", "Session", "advance", "attach", "current_session"]
+__all__ = ["ComputeClock", "RankSession", "advance", "attach", "current_session"]
 
 _TORCH = os.path.dirname(torch.__file__)
 _OURS = os.path.dirname(os.path.dirname(__file__))
@@ -96,12 +96,12 @@ class ComputeClock:
             self._last = time.process_time()
 
 
-class Session:
+class RankSession:
     """One rank: calls go through here, so that computing is charged before and waiting is told after each."""
 
     def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
         self.comm, self._compute = comm, compute
-        self._uncharged: list[NetsimWork] = []
+        self._uncharged: list[dist.Work] = []
         self._depth = 0
         self.has_world = False  # the default group has been made
         compute.start()
@@ -132,7 +132,7 @@ class Session:
 
     # --- values that are there before their time -----------------------------------------------------------
 
-    def charge_later(self, work: NetsimWork) -> None:
+    def charge_later(self, work: dist.Work) -> None:
         """C++ has the values of `work` already: its time is waited for when the backward pass ends."""
         if not self._uncharged and torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self.settle)
@@ -144,7 +144,7 @@ class Session:
         for work in works:
             work.wait()
 
-    def settle_others(self, work: NetsimWork) -> None:
+    def settle_others(self, work: dist.Work) -> None:
         """Before a wait for `work`: what was handed out earlier is over by then, too."""
         if work not in self._uncharged:
             self.settle()
@@ -152,17 +152,17 @@ class Session:
             self._uncharged.remove(work)
 
 
-_session: Session | None = None
+_session: RankSession | None = None
 
 
-def attach(comm: SimulatedCommunicator, compute: ComputeClock) -> Session:
+def attach(comm: SimulatedCommunicator, compute: ComputeClock) -> RankSession:
     """Make `comm` this process's way to the simulation."""
     global _session
-    _session = Session(comm, compute)
+    _session = RankSession(comm, compute)
     return _session
 
 
-def current_session() -> Session | None:
+def current_session() -> RankSession | None:
     """This process's session, if it takes part in a simulated run."""
     return _session
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.simulated.communicator import SimulatedHandle
-    from exogym_core.torch_backend.session import Session
+    from exogym_core.torch_backend.session import RankSession
 
 __all__ = ["NetsimWork"]
 
@@ -36,7 +36,7 @@ class NetsimWork(dist.Work):
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         op: str,
         handles: Sequence[SimulatedHandle[Any]],
         finish: Callable[[list[Any]], None] = lambda got: None,

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.data.batches import batch_reader, move_batch
 from exogym_core.data.draws import Draws
+from exogym_core.data.losses import as_mean_loss
 from exogym_core.data.samples import EpochOrder
 from exogym_core.ranks.rng import RandomStates, seed_device
-from exogym_core.training.trial import as_mean_loss
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

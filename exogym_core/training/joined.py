@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.checkpoint import Checkpoint, RankCheckpoints, find_checkpoint
-from exogym_core.checkpoints.resumption import begin_checkpoints, find_resumed
 from exogym_core.ranks.collecting import Collecting
 from exogym_core.ranks.gloo_ranks import untimed_row
 from exogym_core.ranks.torchrun import JoinedRank, recalled, remember, torchrun_rank
 from exogym_core.results.history import Recorder
-from exogym_core.results.loggers import make_loggers
 from exogym_core.training.background import Background
+from exogym_core.training.logs import make_loggers
+from exogym_core.training.resumption import begin_checkpoints, find_resumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from exogym_core.data.batches import move_batch
+from exogym_core.data.losses import as_loss
 from exogym_core.training.evaluation import autocast_to
-from exogym_core.training.trial import as_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

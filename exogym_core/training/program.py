@@ -32,6 +32,7 @@ from exogym_core.data.samples import (
 )
 from exogym_core.names import visible
 from exogym_core.ranks.rng import seed_device
+from exogym_core.strategy.trials import coding_trials
 from exogym_core.training.deposits import Looks
 from exogym_core.training.evaluation import Evaluation, kept_rng
 from exogym_core.training.learner import StepCost, TorchLearner
@@ -108,7 +109,7 @@ class Program:
             importlib.import_module("torch._dynamo")
         self.compute = request.compute
         if self.compute is not None and request.carrier.has_clock:
-            self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads)
+            self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads, coding_trials)
         by_flops = self.compute is not None and self.compute.kind == "flops"
         measured = self.compute is not None and self.compute.kind == "measured"
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):

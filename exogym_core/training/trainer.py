@@ -9,16 +9,16 @@ from dataclasses import fields, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.checkpoints.resumption import begin_checkpoints, find_resumed
 from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.results.history import FitResult, Recorder
-from exogym_core.results.loggers import make_loggers
 from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.joined import fit_joined
+from exogym_core.training.logs import make_loggers
 from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
+from exogym_core.training.resumption import begin_checkpoints, find_resumed
 from exogym_core.training.session import Session
 from exogym_core.training.snapshot import load_whole_state
 from netsim.files.errors import InputError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from netsim.files.errors import InputError, NetsimError
@@ -14,7 +14,7 @@ from netsim.files.errors import InputError, NetsimError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["as_loss", "as_mean_loss", "first_batch", "refuse_wrong_parts"]
+__all__ = ["first_batch", "refuse_wrong_parts"]
 
 
 def refuse_wrong_parts(model: object, **datasets: object) -> None:
@@ -37,25 +37,6 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
             or hasattr(dataset, "__iter__")
         ):
             raise InputError(f"fit: {name} is a {type(dataset).__name__}; pass a torch Dataset")
-
-
-def as_mean_loss(output: Any, where: str) -> Tensor:
-    """A model's output, which must be a scalar tensor; `where` begins the error's line."""
-    if not isinstance(output, Tensor) or output.numel() != 1:
-        is_tensor = isinstance(output, Tensor)
-        what = f"a tensor of shape {list(output.shape)}" if is_tensor else type(output).__name__
-        raise InputError(
-            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor"
-        )
-    return output
-
-
-def as_loss(output: Any, where: str) -> Tensor:
-    """Likewise, with a gradient."""
-    loss = as_mean_loss(output, where)
-    if not loss.requires_grad:
-        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
-    return loss
 
 
 @contextmanager

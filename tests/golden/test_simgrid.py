@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from simgrid_cases import Row, case, golden, random_graph, random_rows, star, wan4
 
+from netsim.face import flows as flows_module
 from netsim.face.flows import play_flows
-from netsim.tools import flows as flows_module
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
 

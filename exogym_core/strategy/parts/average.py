@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.strategy.options.arguments import Options, flag, option
+from exogym_core.strategy.parts.charged import ChargedCodec
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.coded import CARRIERS
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
@@ -60,10 +61,16 @@ class Averaging:
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
 
     def charged(self, coding: Coding | None, comm: Communicator) -> Averaging:
-        """This, at what the codec's work costs on the clock of `comm`; None: nothing."""
+        """This, at what the codec's work costs on the clock of `comm`; None: nothing.
+
+        Raises:
+            InputError: there are speeds, but none for this codec.
+        """
         if self.codec is None or coding is None:
             return self
-        return replace(self, codec=coding.charged(self.codec, comm))
+        charged = ChargedCodec(self.codec, coding.seconds, comm.advance)
+        coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
+        return replace(self, codec=charged if coding.speeds else self.codec)
 
     def residual(self, flat: Tensor) -> Tensor | None:
         """Room for what will be rounded off `flat`, if that is kept."""
@@ -183,10 +190,11 @@ def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec
 def encoded_average_bytes(num_values: int, num_ranks: int, codec: Codec) -> int:
     """Encoded size of `num_values` values cut into one part a rank, as `average_flat` sends them.
 
-        >>> from exogym_core.strategy.parts.coded import CARRIERS
+            >>> from exogym_core.strategy.parts.coded import CARRIERS
+        from exogym_core.strategy.parts.charged import ChargedCodec
     from exogym_core.strategy.parts.codecs import Int8Codec
-        >>> encoded_average_bytes(10_000, 4, Int8Codec(chunk=1000))
-        10048
+            >>> encoded_average_bytes(10_000, 4, Int8Codec(chunk=1000))
+            10048
     """
     small, num_larger = divmod(num_values, num_ranks)
     return num_larger * codec.encoded_bytes(small + 1) + (num_ranks - num_larger) * codec.encoded_bytes(small)

@@ -1,0 +1,39 @@
+"""Makes `netsim` known to torch.distributed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from exogym_core.torch_backend.group import NetsimGroup
+from exogym_core.torch_backend.session import RankSession, current_session
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import _DistributedBackendOptions  # type: ignore[attr-defined]
+
+__all__ = ["register"]
+
+
+def _create(options: _DistributedBackendOptions, backend_options: Any) -> NetsimGroup:
+    session = current_session()
+    if session is None:
+        from exogym_core.torch_backend.server import connect
+
+        session = connect(options.store, options.group_rank, options.group_size)
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    comm = session.comm if len(ranks) == session.comm.world_size and _is_first(session) else None
+    if comm is None:
+        comm = session.comm.group(ranks)
+    return NetsimGroup(session, comm, options.store, options.group_id)
+
+
+def _is_first(session: RankSession) -> bool:
+    first, session.has_world = not session.has_world, True
+    return first
+
+
+def register() -> None:
+    """Make `netsim` known to torch.distributed; again is harmless."""
+    if "NETSIM" not in dist.Backend._plugins:
+        dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])
