@@ -44,7 +44,12 @@ def test_defaults_are_written_out_and_the_topology_inlined(write: Any) -> None:
     assert plain["workers"] == {"count": 2, "kind": "auto", "processes": None, "intra_op_threads": 1}
     assert plain["topology"]["name"] == "two-datacenters"
     assert plain["strategies"][1] == {"name": "DiLoCo", "label": "DiLoCo", "H": 3}
-    assert plain["evaluate"] == {"every": 100, "samples": None, "correlation_every": None}
+    assert plain["evaluate"] == {
+        "every": 100,
+        "samples": None,
+        "correlation_every": None,
+        "every_seconds": None,
+    }
     assert plain["seed"] == 0
 
 
@@ -112,7 +117,7 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
     assert plain["strategies"][1]["H"] == 9
     assert plain["task"] == {"name": "digits", "validation_fraction": 0.5}
     assert plain["checkpoint"] == {"every": 5}
-    assert plain["evaluate"] == {"every": 2, "samples": 8, "correlation_every": None}
+    assert plain["evaluate"] == {"every": 2, "samples": 8, "correlation_every": None, "every_seconds": None}
     assert plain["topology"]["name"] == "lan"
     assert plain["protocol"] == "linux-tcp"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from rich.text import Text
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
 from exogym_core.app.runs import resume_run, show_report, stdout, train
+from exogym_core.app.schema_command import schema
 from exogym_core.app.study_commands import sweep
 from exogym_core.names import visible, visible_text
 from netsim.files.errors import InputError, NetsimError, unknown_name
@@ -89,6 +91,7 @@ def _seeds(context: click.Context, parameter: click.Parameter, value: str | None
     return [int(number) for number in numbers] if "," in value else int(value)
 
 
+_plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder, summary and verdict."
 )
@@ -249,6 +252,7 @@ def report(
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
 @click.option("--seed", type=int, help="Of the draws [another text each time].")
 @click.option("--trust", is_flag=True, help="Run the code that RUN names, though somebody else has made it.")
+@_plain_json
 @_debug
 def sample(
     model_or_run: Path,
@@ -258,25 +262,35 @@ def sample(
     temperature: float,
     seed: int | None,
     trust: bool,
+    as_json: bool,
 ) -> None:
     """Let the language model of a run write on from a prompt."""
     from exogym_core.app.sampling import Sampler
 
     sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
-    click.echo(visible_text(sampler.text(prompt, tokens, temperature, seed)))
+    text = sampler.text(prompt, tokens, temperature, seed)
+    if as_json:
+        click.echo(json.dumps({"run_folder": str(model_or_run), "prompt": prompt, "text": text}, indent=2))
+        return
+    click.echo(visible_text(text))
 
 
 @cli.command("list")
 @click.argument("what", required=False)
+@_plain_json
 @_debug
-def list_names(what: str | None) -> None:
+def list_names(what: str | None, as_json: bool) -> None:
     """Show what can be named: strategies, tasks, models, topologies, devices, protocols."""
     from exogym_core.app.catalogue import SECTIONS
 
     if what is not None and what not in SECTIONS:
         raise unknown_name("list", what, SECTIONS)
+    sections = [what] if what is not None else list(SECTIONS)
+    if as_json:
+        click.echo(json.dumps({section: dict(SECTIONS[section]()) for section in sections}, indent=2))
+        return
     console = stdout()
-    for section in [what] if what is not None else SECTIONS:
+    for section in sections:
         console.print(Text(section, style="bold"))
         for name, description in SECTIONS[section]():
             console.print(Text(f"  {name:<22} {visible(description)}".rstrip()), soft_wrap=True)
@@ -284,8 +298,9 @@ def list_names(what: str | None) -> None:
 
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@_plain_json
 @_debug
-def validate(file: Path) -> None:
+def validate(file: Path, as_json: bool) -> None:
     """Check an experiment or a topology FILE."""
     from netsim.files.documents import load_document
 
@@ -312,6 +327,9 @@ def validate(file: Path) -> None:
             told += f"; a sweep of {_check_sweep(file)} points"
         if experiment.shared_hosts is not None:
             told += f"; {experiment.shared_hosts}"
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "valid": True, "told": told}, indent=2))
+        return
     click.echo(f"{visible(file)}: valid: {told}")
 
 
@@ -340,6 +358,7 @@ cli.add_command(plan)
 cli.add_command(advise)
 cli.add_command(launch)
 cli.add_command(reproduce)
+cli.add_command(schema)
 cli.add_command(sweep)
 
 
