@@ -1,0 +1,106 @@
+"""Useful work under failures: steps that count, by cluster size, of strategies that wait and that do not.
+
+    python benchmarks/goodput.py --out docs/goodput.png
+
+Workers crash at random (exponential times between failures, drawn by seed) and come back; goodput is the
+computing that was not lost to a crash, as a share of all workers' virtual seconds. Synchronous DiLoCo
+waits for everybody; elastic DiLoCo goes on without who is away; Async DiLoCo never waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.strategy import AsyncDiLoCoStrategy, DiLoCoStrategy, Strategy
+
+H, STEP_SECONDS = 10, 1.0
+
+
+class Model(torch.nn.Module):
+    """As small as can be: time is virtual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The mean loss of a batch."""
+        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+
+
+def topology(num_workers: int) -> dict[str, Any]:
+    """Homes behind 1 Gbit/s lines."""
+    hosts = [f"h{index}" for index in range(num_workers)]
+    links = [{"between": [host, "internet"], "bandwidth": "1 Gbit/s", "latency": "20 ms"} for host in hosts]
+    return {"hosts": hosts, "routers": ["internet"], "links": links}
+
+
+def strategies() -> dict[str, Strategy]:
+    """One of each kind, with rounds of equal length."""
+    return {
+        "synchronous": DiLoCoStrategy(H=H, lr=1e-2),
+        "elastic": DiLoCoStrategy(H=H, lr=1e-2, averaging_timeout=5.0, timeout_waiting_for_peers=5.0),
+        "asynchronous": AsyncDiLoCoStrategy(H=H, lr=1e-2),
+    }
+
+
+def goodput(strategy: Strategy, num_workers: int, mtbf: float, repair: float, until: float) -> float:
+    """Share of all workers' time that went into computing; steps of a round cut short for its worker are counted."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4)
+    data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+    result = (
+        Trainer(Model(), data)
+        .fit(
+            strategy=strategy,
+            num_nodes=num_workers,
+            max_steps=int(2 * until / STEP_SECONDS),
+            num_epochs=10**6,
+            batch_size=1,
+            topology=topology(num_workers),
+            compute=STEP_SECONDS,
+            until=until,
+            failures={"mtbf": mtbf, "repair": repair},
+            workers="threads",
+        )
+        .fit_result
+    )
+    return sum(min(seconds, until) for seconds in result.compute_seconds) / (num_workers * until)
+
+
+def main() -> None:
+    """Measure, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--mtbf", type=float, default=600.0, help="seconds between a worker's failures")
+    parser.add_argument("--repair", type=float, default=60.0, help="seconds until it is back")
+    parser.add_argument("--until", type=float, default=1200.0, help="virtual seconds of a run")
+    parser.add_argument("--out", type=Path, help="a picture")
+    given = parser.parse_args()
+    table: dict[str, list[float]] = {}
+    for name in strategies():
+        table[name] = [
+            goodput(strategies()[name], size, given.mtbf, given.repair, given.until) for size in given.sizes
+        ]
+        print(json.dumps({name: dict(zip(given.sizes, table[name], strict=True))}), flush=True)
+    if given.out is not None:
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(6, 4))
+        for name, values in table.items():
+            axes.plot(given.sizes, values, marker="o", label=name)
+        axes.set(xlabel="workers", ylabel="goodput", ylim=(0, 1), xscale="log")
+        axes.set_xticks(given.sizes, [str(size) for size in given.sizes])
+        axes.legend()
+        figure.savefig(given.out, dpi=110, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
