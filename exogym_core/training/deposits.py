@@ -106,7 +106,8 @@ class Deposits:
         self._notice(None)
         self._given = -1  # the final model is told whole
         evaluate = ["evaluate"] if self._looks.evaluate_every is not None else []
-        if not self._strategy.is_synchronous:  # ranks have done different numbers of steps
+        is_timed = self._looks.evaluate_seconds is not None
+        if is_timed or not self._strategy.is_synchronous:  # whatever number of steps ranks have done
             self._deposit(END, [*evaluate, "final"])
             return
         self._deposit(

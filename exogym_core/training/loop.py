@@ -53,8 +53,8 @@ class Loop:
         make_learner: makes what turns batches into gradients; called before the strategy is set up.
         max_steps: steps to do; the data may end sooner.
         seed: of the run.
-        until: virtual seconds after which no step begins. Ranks of a synchronous strategy end together, as soon as
-            one of them is past it.
+        until: virtual seconds after which no step begins. Ranks of a synchronous strategy end together, where they
+            first meet after one of them is past it.
         looks: when the run is looked at.
         checkpoints: where to save this rank's state, and what to go on from.
         coding: what the work of codecs costs; None where it is free.
@@ -84,6 +84,7 @@ class Loop:
         self._looks = looks if looks is not None else Looks()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._coding = coding
+        self._payload_then = -1  # payload bytes sent when ranks were last together
         self._learner: Learner | None = None
         self._deposits: Deposits | None = None
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -112,14 +113,26 @@ class Loop:
         return self.data.next_step()
 
     def _is_late(self) -> bool:
-        """Whether the time is over: for this rank, or where ranks go together for one of them."""
+        """Whether the time is over: for this rank, or where ranks go together for one of them.
+
+        Ranks that go together are asked where they are together anyway, after a step in which they exchanged
+        something: so nobody waits for the question.
+        """
         if self._until is None:
             return False
+        alone = not self.strategy.is_synchronous or self.strategy.num_nodes == 1
+        absence, payload = self.strategy.absence, self.comm.traffic.payload_bytes
+        present = list(range(self.comm.world_size)) if absence is None else list(absence.present)
+        if alone or self.comm.rank not in present:
+            return self.comm.now() >= self._until
+        has_met, self._payload_then = payload != self._payload_then, payload
+        if not has_met:
+            return False
         late = self.comm.now() >= self._until
-        if not self.strategy.is_synchronous or self.strategy.num_nodes == 1:
-            return late
+        whole = len(present) == self.comm.world_size
+        peers = self.comm if whole else self.comm.group(present, reuse=True)
         with self.comm.off_clock():
-            return bool(self.comm.all_reduce(torch.tensor([int(late)]), op="max"))
+            return bool(peers.all_reduce(torch.tensor([int(late)]), op="max"))
 
     # --- a step --------------------------------------------------------------------------------------------
 
@@ -206,6 +219,7 @@ class Loop:
         """All of this rank that a step changes, besides the clock and the random streams."""
         return {
             "local_step": self.local_step,
+            "payload_then": self._payload_then,
             "model": self.model.state_dict(),
             "learner": self.learner.state_dict(),
             "strategy": self.strategy.state_dict(),
@@ -215,7 +229,7 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, after `start`."""
-        self.local_step = state["local_step"]
+        self.local_step, self._payload_then = state["local_step"], state["payload_then"]
         self.model.load_state_dict(state["model"])
         self.learner.load_state_dict(state["learner"])
         self.strategy.load_state_dict(state["strategy"])
