@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +31,13 @@ def _first_line(maker: Any) -> str:
 def _strategies() -> Section:
     from exogym_core.strategy import STRATEGIES
 
-    return _with_summaries(STRATEGIES)
+    return [(name, _with_papers(line, STRATEGIES[name])) for name, line in _with_summaries(STRATEGIES)]
+
+
+def _with_papers(line: str, strategy: Any) -> str:
+    found = re.findall(r"(arXiv|openreview)\s+(\d{4}\.\d{5}|\w{8,})", inspect.getdoc(strategy) or "")
+    papers = dict.fromkeys(f"{where} {number}" for where, number in found if number not in line)
+    return f"{line} [{', '.join(papers)}]" if papers else line
 
 
 def _tasks() -> Section:

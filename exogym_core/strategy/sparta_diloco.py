@@ -37,7 +37,7 @@ class SPARTADiLoCoStrategy(Chain):
         options: of `SpartaOptions` and `DiLoCoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
 
     References:
-        SPARTAStrategy's and DiLoCoStrategy's.
+        SPARTAStrategy's, openreview stFPf3gzq1, and DiLoCoStrategy's, arXiv 2311.08105.
     """
 
     Options = _BothOptions

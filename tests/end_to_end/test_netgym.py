@@ -306,6 +306,12 @@ def test_list_shows_every_section(netgym: Netgym) -> None:
     assert netgym("list", "tasks")[1].startswith("tasks\n  digits ")
 
 
+def test_list_names_each_strategys_paper(netgym: Netgym) -> None:
+    lines = netgym("list", "strategies")[1].splitlines()[1:]
+    assert [line for line in lines if "arXiv " not in line and "openreview " not in line] == []
+    assert next(line for line in lines if line.startswith("  NoLoCo ")).endswith(" [arXiv 2506.10911]")
+
+
 def test_validate_takes_experiments_and_topologies(netgym: Netgym) -> None:
     network = netgym.folder / "net.yaml"
     network.write_text(
