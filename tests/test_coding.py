@@ -147,7 +147,9 @@ def test_measured_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) ->
     strategy = DiLoCoStrategy(codec="quantile8bit", H=1)
     kept = {"checkpoint_interval": 2, "save_dir": tmp_path}
     measured = fit(strategy, compute=compute, **kept)
-    names = {name for name, codec in CODECS.items() if codec is not None} | {"demo", "low-rank"}
+    names = {name for name, codec in CODECS.items() if codec is not None} | {
+        *("demo", "largest", "linear", "low-rank", "qsgd", "sign", "statistical"),
+    }
     assert set(measured.compute["coding"]) == names
     assert all(speed > 0 for _, *both in Compute.parse(measured.compute).coding.speeds for speed in both)
     again = fit(strategy, compute=measured.compute)

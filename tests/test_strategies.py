@@ -178,7 +178,8 @@ def test_wrong_arguments_are_told_in_one_line(make: Any, line: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("argument", ["optim_spec", "inner_optim_spec", "inner_optim"])
 def test_the_optimizer_has_three_names_in_every_strategy(name: str, argument: str) -> None:
-    kind = torch.optim.SGD if name == "DeMo" else torch.optim.RMSprop
+    whole_updates = ("DGC", "DeMo", "Dion", "OneBitAdam", "SignSGD")  # others would take these for gradients
+    kind = torch.optim.SGD if name in whole_updates else torch.optim.RMSprop
     text = kind.__name__
     for optim in (text.lower(), kind, OptimSpec(text), {"name": text.lower()}):
         strategy = on_one_rank(build_strategy(name, **{argument: optim}, lr=0.25))

@@ -8,6 +8,7 @@ from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy, HeLoCoStrateg
 from exogym_core.strategy.async_sparta import AsyncSparseCommunicator, AsyncSPARTAStrategy
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
+from exogym_core.strategy.coded_rounds import CodedRounds
 from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.context import StepContext
@@ -20,12 +21,17 @@ from exogym_core.strategy.delayed import (
 )
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.desloc import DESLOCStrategy, MomentCommunicator
+from exogym_core.strategy.dgc import DGCStrategy, LargestGradients
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
+from exogym_core.strategy.dion import DionDirections, DionStrategy
 from exogym_core.strategy.dpsgd import DPSGDCommunicator, DPSGDStrategy
+from exogym_core.strategy.exchange import GradientExchange
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
 from exogym_core.strategy.gasloc import GASLoCCommunicator, GASLoCStrategy
 from exogym_core.strategy.halos import HALoSStrategy
+from exogym_core.strategy.muloco import MuLoCoCommunicator, MuLoCoStrategy
 from exogym_core.strategy.noloco import NoLoCoCommunicator, NoLoCoStrategy
+from exogym_core.strategy.onebit_adam import OneBitAdamStrategy, OneBitMomenta
 from exogym_core.strategy.options.optim import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.selectors import (
     IndexSelector,
@@ -34,10 +40,14 @@ from exogym_core.strategy.parts.selectors import (
     ShuffledSequentialIndexSelector,
 )
 from exogym_core.strategy.powersgd import LowRankGradients, PowerSGDStrategy
+from exogym_core.strategy.qsgd import QSGDStrategy, StochasticGradients
+from exogym_core.strategy.qsparse import QsparseCommunicator, QsparseLocalSGDStrategy
 from exogym_core.strategy.sgp import SGPCommunicator, SGPStrategy
+from exogym_core.strategy.signsgd import MajorityOfSigns, SignSGDStrategy
 from exogym_core.strategy.simple_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.sites.sites import Sites
 from exogym_core.strategy.slowmo import SlowMoCommunicator, SlowMoStrategy
+from exogym_core.strategy.sparseloco import SparseLoCoCommunicator, SparseLoCoStrategy
 from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
 from exogym_core.strategy.sparta_diloco import SPARTADiLoCoStrategy
 from exogym_core.strategy.streaming import StreamingDiLoCoCommunicator, StreamingDiLoCoStrategy
@@ -53,9 +63,11 @@ __all__ = [
     "AsyncSparseCommunicator",
     "AveragingCommunicator",
     "Chain",
+    "CodedRounds",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
     "DESLOCStrategy",
+    "DGCStrategy",
     "DPSGDCommunicator",
     "DPSGDStrategy",
     "DeMoStrategy",
@@ -64,35 +76,51 @@ __all__ = [
     "DelayedDiLoCoStrategy",
     "DiLoCoCommunicator",
     "DiLoCoStrategy",
+    "DionDirections",
+    "DionStrategy",
     "EagerDiLoCoCommunicator",
     "EagerDiLoCoStrategy",
     "FedAvgStrategy",
     "GASLoCCommunicator",
     "GASLoCStrategy",
+    "GradientExchange",
     "HALoSStrategy",
     "HeLoCoStrategy",
     "IndexSelector",
+    "LargestGradients",
     "LocalSGDStrategy",
     "LowRankGradients",
+    "MajorityOfSigns",
     "Module",
     "MomentCommunicator",
+    "MuLoCoCommunicator",
+    "MuLoCoStrategy",
     "NoLoCoCommunicator",
     "NoLoCoStrategy",
+    "OneBitAdamStrategy",
+    "OneBitMomenta",
     "OptimSpec",
     "PartitionedIndexSelector",
     "PowerSGDStrategy",
+    "QSGDStrategy",
+    "QsparseCommunicator",
+    "QsparseLocalSGDStrategy",
     "RandomIndexSelector",
     "SGPCommunicator",
     "SGPStrategy",
     "SPARTADiLoCoStrategy",
     "SPARTAStrategy",
     "ShuffledSequentialIndexSelector",
+    "SignSGDStrategy",
     "SimpleReduceStrategy",
     "Sites",
     "SlowMoCommunicator",
     "SlowMoStrategy",
     "SparseCommunicator",
+    "SparseLoCoCommunicator",
+    "SparseLoCoStrategy",
     "StepContext",
+    "StochasticGradients",
     "Strategy",
     "StreamingDiLoCoCommunicator",
     "StreamingDiLoCoStrategy",
@@ -111,44 +139,60 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "AllReduce": SimpleReduceStrategy,
     "AsyncDiLoCo": AsyncDiLoCoStrategy,
     "AsyncSPARTA": AsyncSPARTAStrategy,
-    "DESLOC": DESLOCStrategy,
-    "DPSGD": DPSGDStrategy,
-    "DeMo": DeMoStrategy,
-    "DelayedDiLoCo": DelayedDiLoCoStrategy,
     "DecoupledDiLoCo": DecoupledDiLoCoStrategy,
+    "DelayedDiLoCo": DelayedDiLoCoStrategy,
+    "DeMo": DeMoStrategy,
+    "DESLOC": DESLOCStrategy,
+    "DGC": DGCStrategy,
     "DiLoCo": DiLoCoStrategy,
+    "Dion": DionStrategy,
+    "DPSGD": DPSGDStrategy,
     "EagerDiLoCo": EagerDiLoCoStrategy,
     "FedAvg": FedAvgStrategy,
+    "GASLoC": GASLoCStrategy,
     "HALoS": HALoSStrategy,
     "HeLoCo": HeLoCoStrategy,
     "LocalSGD": LocalSGDStrategy,
-    "PowerSGD": PowerSGDStrategy,
-    "GASLoC": GASLoCStrategy,
+    "MuLoCo": MuLoCoStrategy,
     "NoLoCo": NoLoCoStrategy,
+    "OneBitAdam": OneBitAdamStrategy,
+    "PowerSGD": PowerSGDStrategy,
+    "QSGD": QSGDStrategy,
+    "QsparseLocalSGD": QsparseLocalSGDStrategy,
     "SGP": SGPStrategy,
+    "SignSGD": SignSGDStrategy,
+    "SlowMo": SlowMoStrategy,
+    "SparseLoCo": SparseLoCoStrategy,
     "SPARTA": SPARTAStrategy,
     "SPARTA+DiLoCo": SPARTADiLoCoStrategy,
-    "SlowMo": SlowMoStrategy,
     "StreamingDiLoCo": StreamingDiLoCoStrategy,
 }
 
 
 #: Name of a module in the `modules` of a Chain -> class.
 MODULES: dict[str, type[Module]] = {
-    "DPSGD": DPSGDCommunicator,
-    "DelayedDiLoCo": DelayedDiLoCoCommunicator,
     "AsyncSPARTA": AsyncSparseCommunicator,
+    "DelayedDiLoCo": DelayedDiLoCoCommunicator,
+    "DGC": LargestGradients,
     "DiLoCo": DiLoCoCommunicator,
+    "Dion": DionDirections,
+    "DPSGD": DPSGDCommunicator,
     "EagerDiLoCo": EagerDiLoCoCommunicator,
     "FedAvg": AveragingCommunicator,
-    "PowerSGD": LowRankGradients,
     "GASLoC": GASLoCCommunicator,
     "Moments": MomentCommunicator,
+    "MuLoCo": MuLoCoCommunicator,
     "NoLoCo": NoLoCoCommunicator,
+    "OneBitAdam": OneBitMomenta,
+    "PowerSGD": LowRankGradients,
+    "QSGD": StochasticGradients,
+    "QsparseLocalSGD": QsparseCommunicator,
     "SGP": SGPCommunicator,
-    "SPARTA": SparseCommunicator,
+    "SignSGD": MajorityOfSigns,
     "Sites": Sites,
     "SlowMo": SlowMoCommunicator,
+    "SparseLoCo": SparseLoCoCommunicator,
+    "SPARTA": SparseCommunicator,
     "StreamingDiLoCo": StreamingDiLoCoCommunicator,
 }
 

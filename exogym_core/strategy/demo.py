@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options.arguments import number, positive_int
 from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.blocks import block_shape, cut, joined
 from exogym_core.strategy.parts.codecs import read_as
 from exogym_core.strategy.parts.gradients import dense_gradient
 from netsim.files.errors import InputError, unknown_name
@@ -25,10 +26,6 @@ __all__ = ["DeMoStrategy", "transform_of"]
 
 #: Wire codec -> (dtype of an index within its block, dtype of a value).
 _WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torch.float32)}
-
-
-def _largest_divisor(size: int, limit: int) -> int:
-    return next(divisor for divisor in range(min(size, limit), 0, -1) if size % divisor == 0)
 
 
 def _dct_matrix(size: int) -> Tensor:
@@ -65,11 +62,9 @@ class _Blocks:
     def accumulate(self, decay: float, updates: Sequence[Tensor]) -> None:
         """`momentum = decay momentum + DCT(updates)`."""
         height, width = self.shape
-        cut = [
-            update.reshape(_matrix_shape(update)[0] // height, height, -1, width).transpose(1, 2)
-            for update in updates
-        ]
-        blocks = torch.cat([blocks.reshape(-1, height, width).to(self.dtype) for blocks in cut])
+        blocks = torch.cat([cut(update, self.shape).to(self.dtype) for update in updates]).view(
+            -1, height, width
+        )
         frequencies = self.rows @ blocks @ self.columns.T
         self.momentum.mul_(decay).add_(frequencies.view(self.num_blocks, -1))
 
@@ -97,16 +92,7 @@ class _Blocks:
     def _join(self, blocks: Tensor) -> list[Tensor]:
         height, width = self.shape
         pieces = torch.split(blocks, [p.numel() // (height * width) for p in self.parameters])
-        return [
-            piece.view(_matrix_shape(p)[0] // height, -1, height, width).transpose(1, 2).reshape(p.shape)
-            for piece, p in zip(pieces, self.parameters, strict=True)
-        ]
-
-
-def _matrix_shape(tensor: Tensor) -> tuple[int, int]:
-    """Rows and columns: vectors are one row, what has more dimensions keeps its first."""
-    rows = tensor.shape[0] if tensor.dim() > 1 else 1
-    return rows, tensor.numel() // max(rows, 1)
+        return [joined(piece, p.shape, self.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
 
 
 def transform_of(values: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -191,7 +177,7 @@ class DeMoStrategy(Strategy):
         self._num_values = sum(parameter.numel() for parameter in self.trainable)
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in (p for p in self.trainable if p.numel()):
-            height, width = (_largest_divisor(s, self.compression_chunk) for s in _matrix_shape(parameter))
+            height, width = block_shape(parameter.shape, self.compression_chunk)
             groups.setdefault((height, width, parameter.dtype, parameter.device), []).append(parameter)
         self._blocks = [
             _Blocks(parameters, (height, width), self.compression_topk)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.average import Averaging
+from exogym_core.strategy.parts.charged import ChargedCodec
 from exogym_core.strategy.parts.gradients import dense_gradient
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from exogym_core.strategy.chain import Chain, Scope
+    from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["GradientExchange", "refuse_sites"]
+__all__ = ["GradientExchange", "charged", "plain_sgd", "refuse_sites"]
 
 
 def refuse_sites(module: Module, scope: Scope) -> None:
@@ -35,6 +37,34 @@ def refuse_sites(module: Module, scope: Scope) -> None:
         )
 
 
+def charged(strategy: Chain, codec: Codec) -> Codec:
+    """`codec`, its work on the clock of `strategy` where that costs time.
+
+    Raises:
+        InputError: `compute.coding` has speeds, but none for this codec.
+    """
+    coding = strategy.coding
+    if coding is None or not coding.speeds:
+        return codec
+    coding.seconds(codec.name, "encode", 0)
+    return ChargedCodec(codec, coding.seconds, strategy.comm.advance)
+
+
+def plain_sgd(strategy: Chain, what: str) -> None:
+    """Refuse an optimizer of torch's that would take `what`, a whole update already, for gradients.
+
+    Raises:
+        InputError: it is not SGD, or has momentum.
+    """
+    spec = strategy.optim_spec
+    given = spec.cls if isinstance(spec.cls, type) else torch.optim.SGD
+    if not issubclass(given, torch.optim.SGD) or spec.kwargs.get("momentum"):
+        raise InputError(
+            f"{type(strategy).__name__}: optim_spec={given.__name__} would take {what} for gradients, which is another "
+            "algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)"
+        )
+
+
 class GradientExchange(Module):
     """Once a step, after the backward pass: every gradient becomes what all ranks have made of theirs together.
 
@@ -43,9 +73,11 @@ class GradientExchange(Module):
 
     Attributes:
         work: the name of its coding in `compute.coding`.
+        kept: names of the attributes, tensors or lists of tensors, that are kept between steps.
     """
 
     work = ""
+    kept: tuple[str, ...] = ()
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
         """Join a chain of single ranks.
@@ -75,6 +107,28 @@ class GradientExchange(Module):
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their means over ranks, as they are."""
         Averaging().tensors(self.comm, tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept between steps."""
+        return {name: [tensor.clone() for tensor in self._kept(name)] for name in self.kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        for name in self.kept:
+            for tensor, saved in zip(self._kept(name), state[name], strict=True):
+                tensor.copy_(saved)
+
+    def _kept(self, name: str) -> Sequence[Tensor]:
+        value: Tensor | Sequence[Tensor] = getattr(self, name)
+        return [value] if isinstance(value, torch.Tensor) else value
+
+    def zeros_like_gradients(self) -> list[Tensor]:
+        """One tensor of zeros a parameter, in the dtype in which gradients are exchanged."""
+        return [torch.zeros_like(_widened(parameter.detach())) for parameter in self.scope.parameters]
+
+    def charged(self, codec: Codec) -> Codec:
+        """`codec`, its work on the clock where that costs time."""
+        return charged(self.strategy, codec)
 
     def spend(self, way: str, num_values: int) -> None:
         """The virtual time that coding so many values takes, `way` being "encode" or "decode"."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.low_rank import as_matrix, orthonormal, power_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -36,12 +37,12 @@ class PowerSGDOptions(Options):
     """What PowerSGD takes.
 
     Args:
-        rank: r, columns of a factor; a matrix with fewer rows or columns has as many as these. Also
+        approximation_rank: r, columns of a factor; a matrix with fewer rows or columns has as many as these. Also
             `matrix_approximation_rank`.
         start_step: plain averages before this step (counted from 0). Also `start_powerSGD_iter`.
     """
 
-    rank: int = option(2, positive_int)
+    approximation_rank: int = option(2, positive_int)
     start_step: int = option(0, whole_number)
 
 
@@ -54,6 +55,7 @@ class LowRankGradients(GradientExchange):
 
     Options = PowerSGDOptions
     work = "low-rank"
+    kept = ("right", "errors")
 
     def __init__(self, **options: Any) -> None:
         self.options, unknown = checked_options(type(self), PowerSGDOptions, options)
@@ -65,17 +67,14 @@ class LowRankGradients(GradientExchange):
         self.is_low_rank = [p.dim() > 1 and p.numel() > 0 for p in scope.parameters]
         generator = shared_generator(strategy.seed, "powersgd")
         self.right, self.errors = [], []
-        for parameter in self._of_matrices(scope.parameters):
+        for parameter in compress(scope.parameters, self.is_low_rank):
             matrix = as_matrix(parameter.detach())
             dtype = torch.promote_types(matrix.dtype, torch.float32)
-            r = min(self.options.rank, *matrix.shape)
+            r = min(self.options.approximation_rank, *matrix.shape)
             drawn = torch.randn(matrix.shape[1], r, generator=generator, dtype=torch.float64)
             self.right.append(orthonormal(drawn).to(matrix.device, dtype))
             self.errors.append(torch.zeros_like(matrix, dtype=dtype))
         return scope
-
-    def _of_matrices(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor for tensor, is_low_rank in zip(tensors, self.is_low_rank, strict=True) if is_low_rank]
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Lines 3 to 11 for matrices, plain means for the rest."""
@@ -83,7 +82,9 @@ class LowRankGradients(GradientExchange):
             self.average(gradients)
             return gradients
         dense = [g for g, is_low_rank in zip(gradients, self.is_low_rank, strict=True) if not is_low_rank]
-        matrices = [as_matrix(g) + e for g, e in zip(self._of_matrices(gradients), self.errors, strict=True)]
+        matrices = [
+            as_matrix(g) + e for g, e in zip(compress(gradients, self.is_low_rank), self.errors, strict=True)
+        ]
         num_values = sum(matrix.numel() for matrix in matrices)
         self.spend("encode", num_values)
         left, back = power_step(self.average, matrices, self.right, dense)
@@ -96,16 +97,6 @@ class LowRankGradients(GradientExchange):
             next(these).view_as(gradient) if is_low_rank else next(others)
             for gradient, is_low_rank in zip(gradients, self.is_low_rank, strict=True)
         ]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Every Q and every error."""
-        return {"right": [q.clone() for q in self.right], "errors": [e.clone() for e in self.errors]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
-        for name in ("right", "errors"):
-            for tensor, saved in zip(getattr(self, name), state[name], strict=True):
-                tensor.copy_(saved)
 
 
 class PowerSGDStrategy(Chain):
@@ -127,7 +118,7 @@ class PowerSGDStrategy(Chain):
 
     Args:
         optim_spec: the optimizer (AdamW by default).
-        rank: r (2).
+        approximation_rank: r (2).
         options: of `PowerSGDOptions`, and of every Strategy: `lr`, `max_norm` (of the result), `lr_scheduler`, ...
 
     References:
@@ -137,7 +128,9 @@ class PowerSGDStrategy(Chain):
     Options = PowerSGDOptions
 
     def __init__(
-        self, optim_spec: OptimizerLike | None = None, rank: int | None = None, **options: Any
+        self, optim_spec: OptimizerLike | None = None, approximation_rank: int | None = None, **options: Any
     ) -> None:
-        power, others = checked_options(type(self), PowerSGDOptions, {"rank": rank, **options})
+        power, others = checked_options(
+            type(self), PowerSGDOptions, {"approximation_rank": approximation_rank, **options}
+        )
         super().__init__([LowRankGradients(**vars(power))], optim_spec, **others)

@@ -51,7 +51,7 @@ class Row:
     """One strategy: how to make it, its algorithm, and the payload of a 1-based step.
 
     `payload(model, step, num_ranks)` is in bytes per rank; `sent_factor(n)` turns it into bytes sent by all
-    `n` ranks together. `apart` marks strategies whose replicas never are all alike.
+    `n` ranks together, or `sent` tells them by step. `apart` marks strategies whose replicas never are all alike.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Row:
     algorithm: Callable[[nn.Module, reference.Batches], list[nn.Module]]
     payload: Callable[[nn.Module, int, int], int]
     sent_factor: Callable[[int], int] = lambda n: 2 * (n - 1)
+    sent: Callable[[nn.Module, int, int], int] | None = None
     tolerance: float = 1e-9
     apart: bool = field(default=False)
 

@@ -67,7 +67,9 @@ def train_with_the_hook(rank: int, rendezvous: str, result: str) -> None:
 
 def train_with_ours(comm: Communicator) -> dict[str, torch.Tensor]:
     model = make_model()
-    strategy = PowerSGDStrategy({"name": "sgd", **OPTIMIZER}, rank=RANK, start_powerSGD_iter=START)
+    strategy = PowerSGDStrategy(
+        {"name": "sgd", **OPTIMIZER}, approximation_rank=RANK, start_powerSGD_iter=START
+    )
     strategy.setup(model, comm, STEPS, SEED)
     for step in range(STEPS):
         strategy.zero_grad()

@@ -22,10 +22,12 @@ __all__ = [
     "flag",
     "fraction",
     "number",
+    "one_of",
     "option",
     "positive_int",
     "refuse_unknown",
     "resolved_synonyms",
+    "share",
     "told_arguments",
     "whole_number",
 ]
@@ -42,7 +44,7 @@ SYNONYMS = (
     ("ranks_per_worker", "ranks_per_site"),
     ("tau", "fragment_sync_delay"),
     ("alpha", "fragment_update_alpha"),
-    ("rank", "matrix_approximation_rank"),
+    ("approximation_rank", "matrix_approximation_rank"),
     ("start_step", "start_powerSGD_iter"),
 )
 
@@ -205,6 +207,26 @@ def fraction(where: str, name: str, value: object) -> float:
     if not 0 < share <= 1:
         raise InputError(f"{where}: {name}={value!r} must be above 0 and at most 1 (0.005 is half a percent)")
     return share
+
+
+def share(where: str, name: str, value: object) -> float:
+    """`value` as a float from 0 to 1."""
+    part = number(where, name, value)
+    if part > 1:
+        raise InputError(f"{where}: {name}={value!r} must be a share, 0 to 1")
+    return part
+
+
+def one_of(*accepted: Any) -> Callable[[str, str, Any], Any]:
+    """A check that lets only the values `accepted` through."""
+
+    def check(where: str, name: str, value: Any) -> Any:
+        if value not in accepted or isinstance(value, bool):
+            told = ", ".join(repr(each) for each in accepted)
+            raise InputError(f"{where}: {name}={value!r} must be one of {told}")
+        return value
+
+    return check
 
 
 def flag(where: str, name: str, value: object) -> bool:

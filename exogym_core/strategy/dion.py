@@ -1,0 +1,130 @@
+"""Dion: orthonormal updates of matrices from a low-rank share of each rank's own momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.exchange import GradientExchange, plain_sgd
+from exogym_core.strategy.options.arguments import (
+    Options,
+    checked_options,
+    fraction,
+    option,
+    refuse_unknown,
+    share,
+)
+from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.low_rank import orthonormal, power_step
+from exogym_core.strategy.parts.muon import DirectionsAndAdamW, hidden_matrices, split_by_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from exogym_core.strategy.chain import Scope
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["DionDirections", "DionOptions", "DionStrategy"]
+
+
+@dataclass(frozen=True)
+class DionOptions(Options):
+    """What Dion takes.
+
+    Args:
+        rank_fraction: r over the shorter side of a matrix, rounded up; above 0 and at most 1.
+        mu: what is left of the momentum's low-rank share after a step.
+    """
+
+    rank_fraction: float = option(0.25, fraction)
+    mu: float = option(0.95, share)
+
+
+class DionDirections(GradientExchange):
+    """A direction for every hidden matrix, the mean gradient for the rest.
+
+    Args:
+        options: of `DionOptions`.
+    """
+
+    Options = DionOptions
+    work = "low-rank"
+    kept = ("right", "momenta")
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), DionOptions, options)
+        refuse_unknown(type(self), unknown)
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Draw each Q, alike on all ranks."""
+        scope = super().enter(strategy, scope)
+        inside = {id(p) for p in hidden_matrices(strategy.model)}
+        self.is_matrix = [id(p) in inside for p in scope.parameters]
+        self.momenta = list(compress(self.zeros_like_gradients(), self.is_matrix))
+        generator, self.right = shared_generator(strategy.seed, "dion"), []
+        for momentum in self.momenta:
+            r = -(-min(momentum.shape) * self.options.rank_fraction // 1)
+            drawn = torch.randn(momentum.shape[1], int(r), generator=generator, dtype=torch.float64)
+            self.right.append(orthonormal(drawn).to(momentum))
+        return scope
+
+    def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One step of the power iteration on the mean momentum, whose low-rank share it loses."""
+        dense = [g for g, is_matrix in zip(gradients, self.is_matrix, strict=True) if not is_matrix]
+        for momentum, gradient in zip(self.momenta, compress(gradients, self.is_matrix), strict=True):
+            momentum.add_(gradient)
+        num_values = sum(momentum.numel() for momentum in self.momenta)
+        self.spend("encode", num_values)
+        left, back = power_step(self.average, self.momenta, self.right, dense)
+        self.spend("decode", num_values)
+        self.right = [rows / (rows.norm(dim=0, keepdim=True) + 1e-8) for rows in back]
+        for momentum, columns, rows in zip(self.momenta, left, back, strict=True):
+            momentum.sub_((1 - self.options.mu) * columns @ rows.T)
+        pairs = zip(left, self.right, strict=True)
+        directions = ((len(p) / len(q)) ** 0.5 * p @ q.T for p, q in pairs)
+        others = iter(dense)
+        return [next(directions) if is_matrix else next(others) for is_matrix in self.is_matrix]
+
+
+class DionStrategy(Chain):
+    """Orthonormal updates from low-rank factors of momenta that ranks keep apart (Ahn et al., arXiv 2504.05295).
+
+    Of every hidden matrix X (embeddings, heads, vectors: AdamW on mean gradients), M being this rank's::
+
+        M = M + G;  P = orthonormal(mean over ranks of M Q);  R = mean over ranks of M^T P
+        M = M - (1 - mu) P R^T;  Q = R with columns of length 1
+        X = (1 - lr weight_decay) X - lr sqrt(rows / columns) P Q^T
+
+    As all of it is linear in M but for the mean factors, n ranks do what one would with the mean gradient.
+
+    Bytes: the payload is `r (rows + columns)` values a matrix and all those of the rest, in two all-reduces a step: a
+    ring sends `2 (n - 1) / n` times that per worker.
+
+    Args:
+        optim_spec: SGD without momentum to have it apply directions and mean gradients alike, or a factory; with AdamW
+            for what is no hidden matrix if it is not given (learning rate 0.01, weight decay 0.01 for both).
+        rank_fraction: r over the shorter side of a matrix.
+        options: of `DionOptions`, and of every Strategy: `lr`, `lr_scheduler`, ...
+
+    References:
+        Ahn et al., Dion: Distributed Orthonormalized Updates, arXiv 2504.05295, algorithm 1; microsoft/dion. P comes
+        from a Householder QR, where the code may take a randomised Cholesky QR.
+    """
+
+    Options = DionOptions
+    default_optim = OptimSpec(DirectionsAndAdamW, params=split_by_shape)
+
+    def __init__(
+        self, optim_spec: OptimizerLike | None = None, rank_fraction: float | None = None, **options: Any
+    ) -> None:
+        dion, others = checked_options(type(self), DionOptions, {"rank_fraction": rank_fraction, **options})
+        super().__init__([DionDirections(**vars(dion))], optim_spec, **others)
+        if self.optim_spec.cls is not DirectionsAndAdamW:
+            plain_sgd(self, "directions")

@@ -1,0 +1,132 @@
+"""MuLoCo: DiLoCo with Muon inside, whose outer gradients travel in a few bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.coded_rounds import CodedRounds
+from exogym_core.strategy.diloco import DiLoCoCommunicator
+from exogym_core.strategy.options.arguments import (
+    Options,
+    checked_options,
+    number,
+    one_of,
+    option,
+    positive_int,
+    refuse_unknown,
+    share,
+)
+from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
+from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
+from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from exogym_core.strategy.options.optim import OptimizerLike
+    from exogym_core.strategy.parts.codecs import Codec
+
+__all__ = ["MuLoCoCommunicator", "MuLoCoOptions", "MuLoCoStrategy"]
+
+_QUANTIZERS = {"statistical": StatisticalCodec, "linear": LinearCodec}
+_MUONS = {"paper": MuLoCoMuon, "torch": TorchMuon}
+
+
+@dataclass(frozen=True)
+class MuLoCoOptions(Options):
+    """What MuLoCo takes.
+
+    Args:
+        H: local steps a round.
+        outer_lr: eta of the outer Nesterov step.
+        outer_momentum: its momentum.
+        bits: of a value of the outer gradient: 2, 4 or 8; 0 averages values as they are.
+        quantizer: of each tensor: "statistical" (6 standard deviations), or "linear" (smallest to largest).
+        error_decay: gamma, what is left of an error a round later.
+    """
+
+    H: int = option(30, positive_int)
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.6, share)
+    bits: int = option(0, one_of(0, 2, 4, 8))
+    quantizer: str = option("statistical", one_of(*_QUANTIZERS))
+    error_decay: float = option(0.9, share)
+
+    def outer_optim(self) -> OptimSpec:
+        """The outer optimizer yet to be built."""
+        nesterov = self.outer_momentum > 0
+        return OptimSpec(torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=nesterov)
+
+
+class MuLoCoCommunicator(CodedRounds):
+    """Rounds whose errors go quantised, tensor by tensor, and whose mean is quantised again.
+
+    Args:
+        options: of `MuLoCoOptions`.
+    """
+
+    Options = MuLoCoOptions
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), MuLoCoOptions, {"bits": 2, **options})
+        refuse_unknown(type(self), unknown)
+        told = self.options
+        super().__init__(told.H, told.outer_optim(), told.error_decay, told.outer_lr, encoded_mean=True)
+
+    def codec(self, tensors: Sequence[Tensor]) -> Codec:
+        """Every tensor in levels of its own."""
+        quantizer = _QUANTIZERS[self.options.quantizer](self.options.bits)
+        return EachTensorCodec([tensor.numel() for tensor in tensors], quantizer)
+
+
+class MuLoCoStrategy(Chain):
+    """DiLoCo with Muon as the inner optimizer of matrices, quantised if asked (Therien et al., arXiv 2505.23725).
+
+    Inside, of hidden matrices (embeddings, heads, vectors: AdamW)::
+
+        m = mu m + g;  w = (1 - lr wd) w - lr sqrt(rows / columns) NewtonSchulz(m)
+
+    Outside, with d = theta - theta_i after `H` steps, Q quantising each tensor by itself::
+
+        e = gamma e + eta d;  s = Q(e);  e = e - s
+        theta = an outer Nesterov step, of rate eta, along Q(mean over ranks of s)
+
+    The rate counts twice there, as in the authors' code. With `bits=0` the outer gradient is the plain mean of d, and
+    with `optim_spec="adamw"` it is DiLoCo.
+
+    Bytes: the payload is the parameters' own (`bits=0`), and a rank sends `2 (n - 1) / n` times that every `H` steps;
+    else `bits` a value and a tensor's head, 4 (1 + 2**bits) bytes "statistical", 8 "linear": n - 1 times that.
+
+    Args:
+        optim_spec: the inner optimizer; Muon with learning rate 0.02, momentum 0.95 if it is not given.
+        H: local steps a round.
+        muon: "paper", with the authors' five triples of Newton-Schulz coefficients, or "torch", torch.optim.Muon.
+        options: of `MuLoCoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+
+    References:
+        Therien et al., MuLoCo, arXiv 2505.23725; rules as in the authors' code (facebookresearch/MuLoCo).
+    """
+
+    Options = MuLoCoOptions
+
+    def __init__(
+        self,
+        optim_spec: OptimizerLike | None = None,
+        H: int | None = None,  # noqa: N803
+        muon: str = "paper",
+        **options: Any,
+    ) -> None:
+        muloco, others = checked_options(type(self), MuLoCoOptions, {"H": H, **options})
+        self.H = muloco.H
+        kind = _MUONS[one_of(*_MUONS)(type(self).__name__, "muon", muon)]
+        self.optim_spec = OptimSpec(kind, params=split_by_shape)  # what Strategy takes if no other is said
+        plain = DiLoCoCommunicator(H=muloco.H, outer_optim_spec=muloco.outer_optim())
+        rounds = MuLoCoCommunicator(**vars(muloco)) if muloco.bits else plain
+        super().__init__([rounds], optim_spec, **others)

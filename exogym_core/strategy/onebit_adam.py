@@ -1,0 +1,132 @@
+"""1-bit Adam: after a warm-up the variance stands still, and momenta travel as signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.exchange import GradientExchange, plain_sgd
+from exogym_core.strategy.options.arguments import (
+    Options,
+    checked_options,
+    number,
+    option,
+    positive_int,
+    refuse_unknown,
+    share,
+)
+from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.few_bits import SignCodec
+from exogym_core.strategy.parts.flat import flatten, unflatten
+from exogym_core.strategy.parts.gathered import served_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from exogym_core.strategy.chain import Scope
+    from exogym_core.strategy.options.optim import OptimizerLike
+
+__all__ = ["OneBitAdamOptions", "OneBitAdamStrategy", "OneBitMomenta"]
+
+
+@dataclass(frozen=True)
+class OneBitAdamOptions(Options):
+    """What 1-bit Adam takes.
+
+    Args:
+        freeze_step: steps of plain Adam before the variance stands still; 15 % of the run if it is not given.
+        beta1: of the momentum.
+        beta2: of the variance.
+        eps: added to the variance's root.
+    """
+
+    freeze_step: int | None = option(None, positive_int)
+    beta1: float = option(0.9, share)
+    beta2: float = option(0.999, share)
+    eps: float = option(1e-8, number)
+
+
+class OneBitMomenta(GradientExchange):
+    """Adam's update, from mean gradients while it warms up, then from the mean of momenta sent as signs.
+
+    Args:
+        options: of `OneBitAdamOptions`.
+    """
+
+    Options = OneBitAdamOptions
+    work = "sign"
+    kept = ("momentum", "variance", "error", "server_error")
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), OneBitAdamOptions, options)
+        refuse_unknown(type(self), unknown)
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Without moments and errors yet."""
+        scope = super().enter(strategy, scope)
+        given = self.options.freeze_step
+        self.freeze_step = max(1, int(0.15 * strategy.max_steps)) if given is None else given
+        self.momentum = flatten(self.zeros_like_gradients())
+        self.variance, self.error = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
+        own = self.momentum.tensor_split(self.comm.world_size)[self.comm.rank]
+        self.server_error = torch.zeros_like(own)
+        return scope
+
+    def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Algorithm 1: `momentum / (root of variance + eps)`."""
+        options, flat = self.options, flatten(gradients)
+        if self.strategy.local_step < self.freeze_step:
+            self.average([flat])
+            self.momentum.mul_(options.beta1).add_(flat, alpha=1 - options.beta1)
+            self.variance.mul_(options.beta2).add_(flat.square(), alpha=1 - options.beta2)
+        else:
+            own = options.beta1 * self.momentum + (1 - options.beta1) * flat
+            codec = self.charged(SignCodec("l2"))
+            self.momentum = served_mean(self.comm, own, codec, self.error, self.server_error)
+        update = self.momentum / (self.variance.sqrt() + options.eps)
+        return unflatten(update.where(self.variance > 0, 0.0), gradients)
+
+
+class OneBitAdamStrategy(Chain):
+    """Adam whose momenta travel as signs once its variance is frozen (Tang et al., arXiv 2102.02888).
+
+    For `freeze_step` steps Adam on the mean gradient, without bias correction. Then, of this rank's gradient g and of
+    the part j of all values that rank j serves::
+
+        m_i = beta1 m + (1 - beta1) g_i
+        s_i = C[m_i + e_i];  e_i = m_i + e_i - s_i             this rank's error
+        m = C[mean of s_i + e_j];  e_j = mean of s_i + e_j - m  the server's
+        x = x - lr (m / (sqrt(v) + eps) + weight_decay x)
+
+    What has had no gradient until then has no variance, and stays as it is: a sign over it would throw it far (the
+    authors' code asks for a mask). C sends signs and one scale, the root mean square, of each of the n parts (the
+    authors' code has one for all n).
+
+    Bytes: the payload is the gradient's own while it warms up, then a bit a value and 4 bytes a part; both ways
+    `2 (n - 1) / n` times that leaves a rank each step.
+
+    Args:
+        optim_spec: the optimizer that applies the update: SGD without momentum (learning rate 1e-3 by default), or a
+            factory of one's own. Others of torch's are refused: they would make another algorithm of it.
+        freeze_step: steps of plain Adam.
+        options: of `OneBitAdamOptions`, and of every Strategy: `lr`, `lr_scheduler`, ...
+
+    References:
+        Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1; eps, no bias correction and the scale from the authors'
+        code (DeepSpeed's OnebitAdam), read second-hand.
+    """
+
+    Options = OneBitAdamOptions
+    default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
+
+    def __init__(
+        self, optim_spec: OptimizerLike | None = None, freeze_step: int | None = None, **options: Any
+    ) -> None:
+        adam, others = checked_options(type(self), OneBitAdamOptions, {"freeze_step": freeze_step, **options})
+        super().__init__([OneBitMomenta(**vars(adam))], optim_spec, **others)
+        plain_sgd(self, "Adam's updates")

@@ -1,0 +1,119 @@
+"""Qsparse-local-SGD: rounds that send the largest values alone, quantised, with error compensation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Chain
+from exogym_core.strategy.coded_rounds import CodedRounds
+from exogym_core.strategy.options.arguments import (
+    Options,
+    checked_options,
+    fraction,
+    one_of,
+    option,
+    positive_int,
+    refuse_unknown,
+)
+from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.blocks import matrix_shape
+from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
+from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.tensor_codecs import LargestCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from exogym_core.strategy.options.optim import OptimizerLike
+    from exogym_core.strategy.parts.codecs import Codec
+
+__all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
+
+
+@dataclass(frozen=True)
+class QsparseOptions(Options):
+    """What Qsparse-local-SGD takes.
+
+    Args:
+        H: local steps a round.
+        density: share of each tensor's values that is sent, one at least; above 0 and at most 1.
+        values: how they travel: "sign" (SignTop_k), "qsgd" (QTop_k) or "exact" (Top_k, in fp32).
+        bits: of a value under "qsgd", 2 to 8.
+    """
+
+    H: int = option(8, positive_int)
+    density: float = option(0.01, fraction)
+    values: str = option("sign", one_of("sign", "qsgd", "exact"))
+    bits: int = option(4, one_of(*range(2, 9)))
+
+
+class QsparseCommunicator(CodedRounds):
+    """Rounds that send the largest values of each tensor of the error.
+
+    Args:
+        options: of `QsparseOptions`.
+    """
+
+    Options = QsparseOptions
+
+    def __init__(self, **options: Any) -> None:
+        self.options, unknown = checked_options(type(self), QsparseOptions, options)
+        refuse_unknown(type(self), unknown)
+        super().__init__(self.options.H, OptimSpec(torch.optim.SGD, lr=1.0), beta=1.0)
+
+    def codec(self, tensors: Sequence[Tensor]) -> Codec:
+        """The largest of each tensor, their places in 32 bits."""
+        shapes = [tensor.shape for tensor in tensors]
+        blocks = [matrix_shape(shape) for shape in shapes]
+        counts = [max(1, round(self.options.density * shape.numel())) for shape in shapes]
+        return LargestCodec(shapes, blocks, counts, 32, self._values(max(counts)))
+
+    def _values(self, most: int) -> Codec | None:
+        if self.options.values == "sign":
+            return SignCodec("l1")
+        if self.options.values == "exact":
+            return None
+        generator = shared_generator(self.seed, "qsparse", self.strategy.local_step, self.comm.rank)
+        return QSGDCodec(self.options.bits, bucket=most, norm="l2", generator=generator)
+
+
+class QsparseLocalSGDStrategy(Chain):
+    """Local steps, then the quantised largest values of their sum and former errors (Basu et al., arXiv 1906.02367).
+
+    With x the parameters after the last round and x_i this rank's after `H` local steps (algorithm 1)::
+
+        m = m + x - x_i;  g = QTop_k(m);  m = m - g
+        x = x - mean over ranks of g
+
+    SignTop_k sends each tensor's k largest as signs times their mean magnitude (lemma 3 with the l1 norm), QTop_k as
+    levels of stochastic quantisation by their l2 norm (lemma 1). With `density=1` and `values="exact"` it is LocalSGD.
+
+    Bytes: the payload is, of each tensor, 32 bits a place and, a value, 1 bit ("sign"), `bits` ("qsgd") or 32
+    ("exact"), with 4 bytes for the scale; all-gathered: n - 1 times that leaves a rank every `H` steps. The paper's
+    master, who would send one mean, is every rank.
+
+    Args:
+        optim_spec: the local optimizer (AdamW by default; the paper's is SGD).
+        H: local steps a round.
+        options: of `QsparseOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+
+    References:
+        Basu et al., Qsparse-local-SGD, arXiv 1906.02367, algorithm 1 (synchronous).
+    """
+
+    Options = QsparseOptions
+
+    def __init__(
+        self,
+        optim_spec: OptimizerLike | None = None,
+        H: int | None = None,  # noqa: N803
+        **options: Any,
+    ) -> None:
+        qsparse, others = checked_options(type(self), QsparseOptions, {"H": H, **options})
+        self.H = qsparse.H
+        super().__init__([QsparseCommunicator(**vars(qsparse))], optim_spec, **others)
