@@ -519,7 +519,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if not build_strategy(name).num_servers])
 def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
     name: str, num_ranks: int, dtype: torch.dtype
 ) -> None:

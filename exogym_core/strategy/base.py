@@ -146,6 +146,11 @@ class Strategy:
         Called once per rank when all replicas are equal. `seed` is shared by all ranks. `coding` is given only
         where the work of codecs costs time; an override without it is for runs in which that is free.
         """
+        if comm.world_size <= self.num_servers:
+            raise InputError(
+                f"{type(self).__name__}: {comm.world_size} ranks, of which {self.num_servers} serve, leave no worker; "
+                "start more ranks"
+            )
         self.model, self.comm = model, comm
         self._coding = coding
         self.rank, self.num_nodes = comm.rank, comm.world_size - self.num_servers
