@@ -5,7 +5,8 @@ worker is in charge of one slice of the gradient. First everybody sends it that 
 the bytes stand for, divides, and sends the mean, as bytes again, to everybody. What rounding took away from a
 gradient is kept and added to the next one, so nothing is lost for good.
 
-Eight workers in four regions then train on handwritten digits with it, and with AllReduce to compare.
+Eight workers in four regions then train on handwritten digits with it, and with AllReduce to compare. It sends a
+quarter of the bytes; with a model this small both wait for the distance, twice a step, and take the same time.
 """
 
 import torch

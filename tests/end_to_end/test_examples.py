@@ -58,8 +58,10 @@ def test_strategies_are_ranked_by_loss_and_by_seconds(script: Callable[..., str]
     pytest.importorskip("sklearn")
     out = script("digits.py", "--plot", "digits.png")
     assert table(out, "By time") == table((EXAMPLES / "digits.out").read_text(), "By time")
-    ranked = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
-    assert ranked == ["strategy", "ddp", "sparta", "diloco", "strategy", "diloco", "ddp", "sparta"]
+    # Losses differ between processors in their last digits, and with them the order of near ones.
+    losses, recorded = (loss_of(text) for text in (out, (EXAMPLES / "digits.out").read_text()))
+    assert losses == pytest.approx(recorded, abs=0.05)
+    assert list(losses) == sorted(losses, key=losses.__getitem__)
     assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -67,6 +69,12 @@ def table(text: str, title: str) -> list[list[str]]:
     """Names, seconds and bytes of a table: what does not depend on the processor."""
     rows = text[text.index(title) :].splitlines()[2:5]
     return [[row.split()[column] for column in (0, 3, 5)] for row in rows]
+
+
+def loss_of(text: str) -> dict[str, float]:
+    """Each strategy's loss, in the order of the table by loss."""
+    rows = [row.split() for row in text[text.index("By loss") :].splitlines()[2:5]]
+    return {row[0]: float(row[1]) for row in rows}
 
 
 def test_digits_takes_mnists_files(script: Callable[..., str], tmp_path: Path) -> None:
