@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
+from exogym_core.app.bench_command import bench
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
 from exogym_core.app.runs import resume_run, show_report, stdout, train
@@ -356,6 +357,7 @@ def _build_shipped(experiment: Experiment) -> str:
 
 cli.add_command(plan)
 cli.add_command(advise)
+cli.add_command(bench)
 cli.add_command(launch)
 cli.add_command(reproduce)
 cli.add_command(schema)
