@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.tasks.gpt import GPT, GPT_PRESETS
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["PLANNED_MODELS", "SequenceModel", "planned_model"]
+
+_COUNTED_LAYERS = 2
 
 
 def _llama(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
@@ -51,17 +54,20 @@ class SequenceModel:
     Args:
         model: maps (tokens, targets) to a loss.
         length: tokens a sequence.
+        sequence_flops: if known already.
 
     Attributes:
         num_parameters: all of them.
         sequence_flops: of forward and backward over one sequence, counted by running them without values.
     """
 
-    def __init__(self, model: nn.Module, length: int) -> None:
+    def __init__(self, model: nn.Module, length: int, sequence_flops: int | None = None) -> None:
         self.model, self.length = model, length
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
-        self.sequence_flops = count_flops(model, (tokens, tokens)).total
+        if sequence_flops is None:
+            tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+            sequence_flops = int(count_flops(model, (tokens, tokens)).total)
+        self.sequence_flops = sequence_flops
 
 
 def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceModel:
@@ -78,15 +84,42 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
     >>> round(planned_model("llama-150m", 128).num_parameters / 1e6)
     215
     """
+    layers = options.get("num_layers", _num_layers(name))
+    model = _built(name, length, options)
+    if not isinstance(layers, int) or layers <= _COUNTED_LAYERS:
+        return SequenceModel(model, length)
+    # Layers are alike, so their operations are counted once: those of one more layer than another model has.
+    one, two = (
+        SequenceModel(_built(name, length, {**options, "num_layers": number}), length).sequence_flops
+        for number in (1, _COUNTED_LAYERS)
+    )
+    return SequenceModel(model, length, one + (layers - 1) * (two - one))
+
+
+def _num_layers(name: str) -> int | None:
     family, _, preset = name.partition("-")
-    with torch.device("meta"):
+    presets = {"llama": LLAMA_PRESETS, "gpt": GPT_PRESETS}.get(family, {})
+    sizes: dict[str, Any] = PLANNED_MODELS.get(name) or presets.get(preset) or {}
+    return sizes.get("num_layers")
+
+
+def _built(name: str, length: int, options: dict[str, Any]) -> nn.Module:
+    family, _, preset = name.partition("-")
+    with torch.device("meta"), _WithoutDrawing():
         if name in PLANNED_MODELS:
-            model: nn.Module = Llama(**{**PLANNED_MODELS[name], "block_size": length, **options})
-        elif family == "llama" and preset in LLAMA_PRESETS:
-            model = Llama(preset, **{"block_size": length, **options})
-        elif family == "gpt" and preset in GPT_PRESETS:
-            model = GPT(preset, **{"block_size": length, **options})
-        else:
-            presets = [f"llama-{key}" for key in LLAMA_PRESETS] + [f"gpt-{key}" for key in GPT_PRESETS]
-            raise unknown_name("model to plan", name, [*PLANNED_MODELS, *presets])
-    return SequenceModel(model, length)
+            return Llama(**{**PLANNED_MODELS[name], "block_size": length, **options})
+        if family == "llama" and preset in LLAMA_PRESETS:
+            return Llama(preset, **{"block_size": length, **options})
+        if family == "gpt" and preset in GPT_PRESETS:
+            return GPT(preset, **{"block_size": length, **options})
+    presets = [f"llama-{key}" for key in LLAMA_PRESETS] + [f"gpt-{key}" for key in GPT_PRESETS]
+    raise unknown_name("model to plan", name, [*PLANNED_MODELS, *presets])
+
+
+class _WithoutDrawing(TorchFunctionMode):
+    """Parameters keep what they have: where there are no values, drawing them takes longer than all else."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what is asked, but for random initial values."""
+        drawing = func in (torch.Tensor.normal_, torch.Tensor.uniform_)
+        return args[0] if drawing else func(*args, **(kwargs or {}))

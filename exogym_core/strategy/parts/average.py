@@ -80,10 +80,11 @@ class Averaging:
         """Average `flat` (1-D) over all ranks of `comm`, in place; all ranks end with the same bits."""
         if comm.world_size == 1:
             return flat
+        codec = None if self.codec is None else self.codec.on(flat.device)
         if self.aggregate != "mean":
-            return (yield from _robust_steps(comm, flat, self.aggregate, self.codec))
-        if self.codec is not None:
-            return (yield from _encoded_steps(comm, flat, self.codec, residual))
+            return (yield from _robust_steps(comm, flat, self.aggregate, codec))
+        if codec is not None:
+            return (yield from _encoded_steps(comm, flat, codec, residual))
         mean: Tensor = yield comm.all_reduce(flat, "avg", async_op=True)
         return mean
 

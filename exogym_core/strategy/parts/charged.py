@@ -9,6 +9,7 @@ from exogym_core.strategy.parts.codecs import Codec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
 __all__ = ["ChargedCodec"]
@@ -42,3 +43,7 @@ class ChargedCodec(Codec):
     def encoded_bytes(self, num_values: int) -> int:
         """As the codec does."""
         return self.codec.encoded_bytes(num_values)
+
+    def on(self, device: torch.device) -> Codec:
+        """The same charge for what the codec does there."""
+        return ChargedCodec(self.codec.on(device), self._seconds, self._advance)

@@ -55,6 +55,29 @@ class Codec(ABC):
     def encoded_bytes(self, num_values: int) -> int:
         """Size of the message for `num_values` values."""
 
+    def on(self, device: torch.device) -> Codec:
+        """This codec for tensors there: on the meta device one that knows how large messages are and does no more."""
+        return _SizesAlone(self) if device.type == "meta" else self
+
+
+class _SizesAlone(Codec):
+    """What a codec would send, without values to encode."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec, self.name, self.limit = codec, codec.name, codec.limit
+
+    def encode(self, values: Tensor) -> Tensor:
+        """As many bytes as the codec's."""
+        return values.new_empty(self.encoded_bytes(len(values)), dtype=torch.uint8)
+
+    def decode(self, message: Tensor, num_values: int) -> Tensor:
+        """As many values in fp32."""
+        return message.new_empty(num_values, dtype=torch.float32)
+
+    def encoded_bytes(self, num_values: int) -> int:
+        """As the codec says."""
+        return self.codec.encoded_bytes(num_values)
+
 
 class CastCodec(Codec):
     """Another floating dtype; finite values beyond it become its largest one, infinity and NaN stay."""

@@ -43,6 +43,8 @@ def plan_buckets(
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """One new flat tensor with the values of `tensors`, which share dtype and device."""
+    if tensors[0].is_meta:  # shapes without values: a model's tensors are thousands, and only their size counts
+        return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -54,6 +56,8 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def write_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy `flat`'s values into `tensors`."""
+    """Copy `flat`'s values into `tensors`; on the meta device there are none."""
+    if flat.is_meta:
+        return
     for tensor, piece in zip(tensors, unflatten(flat, tensors), strict=True):
         tensor.copy_(piece)
