@@ -229,3 +229,16 @@ def test_averagings_that_make_no_sense_are_refused() -> None:
     for options in ({}, {"codec": named("int8"), "aggregate": "median"}):
         with pytest.raises(InputError, match="error_feedback=True: needs a codec that rounds, and aggregate"):
             Averaging(error_feedback=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, codec in CODECS.items() if codec is not None))
+def test_without_values_a_codec_knows_its_sizes(name: str) -> None:
+    """On the meta device messages have the sizes that they have elsewhere, and decode to as many values."""
+    codec = codec_named(name)
+    assert codec is not None
+    sizes = codec.on(torch.device("meta"))
+    message = sizes.encode(torch.empty(5000, device="meta"))
+    assert message.is_meta
+    assert len(message) == len(codec.encode(torch.zeros(5000)))
+    assert sizes.decode(message, 5000).shape == (5000,)
+    assert codec.on(torch.device("cpu")) is codec

@@ -144,6 +144,13 @@ def test_published_dimensions() -> None:
         assert made.num_parameters + (layers - 1) * layer == pytest.approx(number, rel=2e-3)
 
 
+@pytest.mark.parametrize("name", ["llama-2m", "gpt-small"])
+def test_operations_are_counted_by_layers(name: str) -> None:
+    """One more layer is as many operations wherever it stands: counting the whole model gives the same."""
+    made = planned_model(name, 32, num_layers=5)
+    assert made.sequence_flops == SequenceModel(made.model, 32).sequence_flops
+
+
 def test_periods_and_repeats() -> None:
     """The least period is found, and none where there is none."""
     assert period_of([0, 0, 5] * 3) == 3

@@ -43,7 +43,9 @@ def plan_buckets(
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """One new flat tensor with the values of `tensors`, which share dtype and device."""
-    if tensors[0].is_meta:  # shapes without values: a model's tensors are thousands, and only their size counts
+    if tensors[
+        0
+    ].is_meta:  # shapes without values: a model's tensors are thousands, and only their size counts
         return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 

@@ -89,7 +89,10 @@ def _latency_bound(schedule: Schedule, latency: np.ndarray) -> float:
 
 
 def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side]]:
-    """Members by host, and by region where that is another partition, each with the links across."""
+    """Members by host, and by region where there are any, each with the links across.
+
+    One host of each region is the same partition of members, but cut where the region's lines begin.
+    """
     by_host: dict[str, set[int]] = {}
     by_region: dict[str, set[int]] = {}
     for member, host in enumerate(hosts):
@@ -97,7 +100,7 @@ def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side
         by_region.setdefault(topology.region_of(host), set()).add(member)
     party = {topology.hosts[host].name: topology.hosts[host].name for host in hosts}
     yield _sides(by_host, party, topology)
-    if 1 < len(by_region) < len(by_host):
+    if len(by_region) > 1 and set(by_region) != set(by_host):
         # All hosts of a region and the router that bears its name are on its side.
         party = {host.name: topology.region_of(host.index) for host in topology.hosts}
         party |= {name: name for name in topology.routers if name in by_region}
