@@ -1,10 +1,12 @@
 """Whether long runs stay flat: memory and host time a step, as the steps go by.
 
-    python benchmarks/endurance.py [steps]      100,000 steps of 64 ranks, if not told otherwise
+    python benchmarks/endurance.py [steps]          the network alone: 100,000 steps of 64 ranks, if not told otherwise
+    python benchmarks/endurance.py ranks [steps]    ranks, their calls and the network: 20,000 steps
 
-Every step: capacities drift, all ranks compute, 8 of 64 drawn at random average over a group of their own, 16 send
-something to another one, and now and then everybody averages. Ten lines are printed: processor time a step and memory
-in use so far, and what the network and its collectives remember.
+On the network, every step: capacities drift, all ranks compute, 8 of 64 drawn at random average over a group of their
+own, 16 send something to another one, and now and then everybody averages. Ten lines are printed: processor time a step
+and memory in use so far, and what the network and its collectives remember. With `ranks` four average and four send to
+four others without waiting for it; there are twenty lines.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ import random
 import resource
 import sys
 import time
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
+import torch
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from netsim.collectives import play, schedule
 from netsim.collectives.times.domains import Domains
 from netsim.fluid.clock import Clock
@@ -23,8 +31,14 @@ from netsim.topology import Topology
 from netsim.topology.weather import Drift
 from netsim.weather.faults import Faults
 
+if TYPE_CHECKING:
+    from netsim.ranks.kernel import StampedRow
+
 RANKS = 64
 STEP_SECONDS = 1.0
+REGIONS = {name: {"hosts": RANKS // 4, "nic": "10 Gbit/s", "latency": "50 us"} for name in "abcd"}
+LINES = ("ab", "bc", "cd", "da")
+WAN = [{"between": list(pair), "bandwidth": "1 Gbit/s", "latency": "40 ms"} for pair in LINES]
 
 
 def start(network: Network, op: str, hosts: list[int], num_bytes: int, group: object) -> None:
@@ -37,12 +51,7 @@ def start(network: Network, op: str, hosts: list[int], num_bytes: int, group: ob
 
 def live(steps: int) -> None:
     """Print a line at each tenth of the steps."""
-    region = {"hosts": RANKS // 4, "nic": "10 Gbit/s", "latency": "50 us"}
-    wan = [
-        {"between": list(pair), "bandwidth": "1 Gbit/s", "latency": "40 ms"}
-        for pair in ("ab", "bc", "cd", "da")
-    ]
-    topology = Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan})
+    topology = Topology.from_mapping({"regions": REGIONS, "wan": WAN})
     clock, draw = Clock(), random.Random(0)
     network = Network(clock, topology, "linux-tcp")
     lines = tuple(link.index for link in topology.links if "." not in link.source + link.target)
@@ -73,5 +82,61 @@ def live(steps: int) -> None:
             began = now
 
 
+@lru_cache(maxsize=1024)
+def drawn(step: int) -> tuple[list[int], list[list[int]]]:
+    """Who averages in a step, and who sends to whom; equal for all ranks."""
+    draw = random.Random(step)
+    return sorted(draw.sample(range(RANKS), 4)), [draw.sample(range(RANKS), 2) for _ in range(4)]
+
+
+def body(comm: Communicator, steps: int) -> tuple[int, int]:
+    """A rank's life; returns what it still remembers of calls: groups counted, and calls not waited for."""
+    values = torch.zeros(256)
+    for step in range(1, steps + 1):
+        comm.advance(STEP_SECONDS)
+        group, pairs = drawn(step)
+        if comm.rank in group:
+            comm.group(group, reuse=True, number=step).all_reduce(values)
+        for source, target in pairs:
+            if comm.rank == source:
+                comm.isend(values, target)  # nobody waits for it
+            if comm.rank == target:
+                comm.recv(values, source)
+        if not step % 200:
+            comm.all_reduce(values)
+        if comm.rank == 0:
+            comm.mark({"step": step})
+    assert isinstance(comm, SimulatedCommunicator)
+    return len(comm.state.num_calls), len(comm.state.in_flight)
+
+
+def run(steps: int) -> None:
+    """The same through `run_ranks`: 64 threads, their communicators, the kernel and the network, without training."""
+    every, before = max(steps // 20, 1), [time.process_time()]
+    print(f"{'steps':>8} {'us a rank-step':>15} {'MB in use':>10}")
+
+    def row(marked: StampedRow) -> None:
+        step = marked.row["step"]
+        if not step % every:
+            gc.collect()
+            now = time.process_time()
+            print(f"{step:8} {1e6 * (now - before[0]) / every / RANKS:15.1f} {in_use():10.1f}", flush=True)
+            before[0] = now
+
+    drift = [{"link": list(pair), "kind": "lognormal", "every": "10 s", "sigma": 0.3} for pair in LINES]
+    network = {"name": "ring-of-regions", "regions": REGIONS, "wan": WAN, "drift": drift}
+    done = run_ranks(partial(body, steps=steps), RANKS, network, on_row=row, keep_rows=False)
+    print(f"left: {max(done.results)} (groups counted, calls not waited for), {done.virtual_seconds:.0f} s")
+
+
+def in_use() -> float:
+    """MB of memory that the process has now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+
 if __name__ == "__main__":
-    live(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    if sys.argv[1:2] == ["ranks"]:
+        run(int(sys.argv[2]) if len(sys.argv) > 2 else 20_000)
+    else:
+        live(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)

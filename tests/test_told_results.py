@@ -48,7 +48,7 @@ def test_a_result_is_told_in_a_line_however_long_the_run():
     assert text.startswith("FitResult(strategy DiLoCoStrategy, ranks 2, steps 4 of 4, final loss ")
     assert "(outer), virtual time " in text
     assert "target 2 touched" in text
-    result.history *= 1000
+    result.history.extend(result.history[:] * 999)
     assert len(repr(result)) < 250
     html = result._repr_html_()
     assert html.startswith("<table><tr><th>strategy</th><td>DiLoCoStrategy</td>")

@@ -339,7 +339,7 @@ class Communicator(ABC):
     # --- groups --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def group(self, ranks: Sequence[int], reuse: bool = False) -> Communicator:
+    def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> Communicator:
         """The communicator of these ranks of this one, called by its members alone, free of cost.
 
         Ranks inside it count from 0 in the order given, which is the same on every member. A rank alone may
@@ -347,6 +347,10 @@ class Communicator(ABC):
 
         Each call makes a group of its own, with connections of its own. With `reuse` all such calls with the
         same ranks, in the same order, give the one group that the first of them has made.
+
+        Groups drawn anew each round, of ranks that may never meet again, are asked for with `reuse` and the `number` of
+        the round, equal on all members and greater each time: nothing is remembered of them then. Such a group is
+        dropped when the round is over.
         """
 
     # --- the clock -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.rounds import Rounds
+from exogym_core.results.rows import Rows
 from exogym_core.results.target import Judged, reach
 from netsim.files.units import format_bytes, format_seconds
 
@@ -52,7 +53,7 @@ class FitResult:
         history: a row a step: step, examples_trained, train_loss, train_perplexity, lr, virtual_seconds,
             bytes_sent, payload_bytes, wan_bytes, compute_utilisation. Losses are means over all samples of
             all ranks, bytes are sums over ranks from the start (payload_bytes: the mean, each encoded message
-            once), seconds are when the last rank was through.
+            once), seconds are when the last rank was through. Kept as columns; a row that is read is a dict.
         validation: a row an evaluation: step, local_loss, local_perplexity (the lowest present rank's model),
             global_loss, global_perplexity (the mean of all present ranks' models, which nobody need have),
             virtual_seconds of that step; judged_loss and accuracy of the judged model, judged_step and
@@ -94,9 +95,9 @@ class FitResult:
     strategy: str = ""
     num_nodes: int = 1
     max_steps: int = 0
-    history: list[Row] = field(default_factory=list)
-    validation: list[Row] = field(default_factory=list)
-    correlation: list[Row] = field(default_factory=list)
+    history: Rows = field(default_factory=Rows)
+    validation: Rows = field(default_factory=Rows)
+    correlation: Rows = field(default_factory=Rows)
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     virtual_seconds: float | None = None
     wall_seconds: float | None = None
@@ -168,7 +169,7 @@ class FitResult:
             raise ImportError(
                 "to_pandas: pandas is not installed: run: pip install 'netgym[pandas]'"
             ) from None
-        return pandas.DataFrame(self.history)
+        return pandas.DataFrame(list(self.history))
 
 
 class Recorder:
@@ -193,8 +194,11 @@ class Recorder:
         self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
         self._judged: list[Judged] = []
         self._examples = 0
-        self._step_at: dict[int, int] = {}  # the step of whoever tells the time, by look
-        self._looked: dict[int, float] = {}  # when a server's model was looked at, by step
+        self._step_at: dict[
+            int, int
+        ] = {}  # the step of whoever tells the time, by look, until that is judged
+        self._looked: dict[int, float] = {}  # when a server's model was looked at, likewise
+        self._present: list[int] = []  # at the end of the last round
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
         self.rounds = Rounds(result.num_nodes)
 
@@ -244,7 +248,10 @@ class Recorder:
         if "round" in rows[0]:
             merged["num_peers"] = len(ranks)
         if "averaged_ranks" in rows[0]:
-            result.averaged_ranks[step] = list(rows[0]["averaged_ranks"])
+            present = list(rows[0]["averaged_ranks"])  # often the same: one list then, not one a round
+            result.averaged_ranks[step] = self._present = (
+                self._present if present == self._present else present
+            )
         result.history.append(merged)
         result.virtual_seconds, result.wall_seconds = (
             merged.get("virtual_seconds"),
@@ -328,8 +335,8 @@ class Recorder:
 
     def _evaluated(self, row: Mapping[str, Any]) -> None:
         result, seconds = self._result, self._seconds_at(row["judged_step"])
-        at = self._looked.get(row["step"])
-        step = self._step_at.get(row["step"], row["step"])
+        at = self._looked.pop(row["step"], None)
+        step = self._step_at.pop(row["step"], row["step"])
         if at is not None and self._timed and (result.judged != "outer" or row["judged_step"] is None):
             seconds = at
         if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps

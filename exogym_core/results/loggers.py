@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exogym_core.results.record import (
     TRAIN_COLUMNS,
     VALIDATION_COLUMNS,
-    csv_text,
     make_private_folder,
     write_whole,
 )
+from exogym_core.results.table import Table
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Logger(Protocol):
 class FolderLogger:
     """`logs/<run_name>/` with train.csv, validation.csv and config.json, as EXO Gym writes them.
 
-    A name that is taken gets a number behind it. Files are written whole at each evaluation and at the end.
+    A name that is taken gets a number behind it. Rows are appended at each evaluation, after each thousand of them, and
+    at the end.
 
     Attributes:
         path: the folder.
@@ -54,28 +55,25 @@ class FolderLogger:
 
     def __init__(self, run_name: str, config: Mapping[str, Any], parent: Path = Path("logs")) -> None:
         self.path = make_private_folder(parent, run_name, numbered=False)
-        self._rows: dict[str, list[dict[str, Any]]] = {"step": [], "validation": [], "correlation": []}
         write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
-        self._write()
+        self._tables = {
+            "step": Table(self.path / "train.csv", TRAIN_COLUMNS),
+            "validation": Table(self.path / "validation.csv", VALIDATION_COLUMNS),
+        }
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Keep the row; an evaluation brings the files up to date."""
-        kept = {name: value for name, value in row.items() if name != "kind"}
-        self._rows[row["kind"]].append(kept)
-        if row["kind"] == "validation":
-            self._write()
+        kind = row["kind"]
+        if kind not in self._tables:
+            self._tables[kind] = Table(self.path / f"{kind}.csv", ["step", kind])
+        self._tables[kind].add({name: value for name, value in row.items() if name != "kind"})
+        if kind == "validation":
+            self.close()
 
     def close(self) -> None:
         """Write what there is."""
-        self._write()
-
-    def _write(self) -> None:
-        write_whole(self.path / "train.csv", csv_text(self._rows["step"], TRAIN_COLUMNS))
-        write_whole(self.path / "validation.csv", csv_text(self._rows["validation"], VALIDATION_COLUMNS))
-        if self._rows["correlation"]:
-            write_whole(
-                self.path / "correlation.csv", csv_text(self._rows["correlation"], ["step", "correlation"])
-            )
+        for table in self._tables.values():
+            table.flush()
 
 
 class WandbLogger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Rounds:
         self._num_over = 0
         self._present: Sequence[int] = ()
         self._steps_a_round = 1
-        self._ends: dict[int, float] = {}  # round -> when it was over
+        self._ends = array("d", [0.0])  # when each round was over, the start being round 0
         self._absent: dict[int, dict[str, Any]] = {}
         self._first_missed: dict[int, int] = {}  # of those absent: the round that their absence began with
         self._returns: dict[int, _Return] = {}  # each rank's latest
@@ -92,7 +93,7 @@ class Rounds:
     def _end(self, number: int, step: int, seconds: float) -> None:
         """A round is over: note who was missing for the first time, or again."""
         self._steps_a_round = step // number
-        self._ends[number] = seconds
+        self._ends.extend([seconds] * (number + 1 - len(self._ends)))
         for rank in range(self._num_ranks):
             absence = self._absent.get(rank)
             if rank in self._present:

@@ -93,7 +93,8 @@ class AveragingCommunicator(CommunicationModule):
         if (local_step + 1) % self.H:
             return
         between = self.scope.site.between
-        island = self.scope.site.among(self.island(between.rank, between.world_size, local_step // self.H))
+        number = local_step // self.H
+        island = self.scope.site.among(self.island(between.rank, between.world_size, number), number)
         for bucket, residual in zip(self._buckets, self._residuals, strict=True):
             if island.between.world_size > 1:
                 write_back(island.average(self._averaging, flatten(bucket), residual), bucket)

@@ -89,7 +89,8 @@ class NoLoCoCommunicator(CommunicationModule):
         if (local_step + 1) % options.H:
             return
         gamma = options.outer_lr if options.gamma is None else options.gamma
-        met = self.scope.site.among(self.group(between.rank, between.world_size, local_step // options.H))
+        number = local_step // options.H
+        met = self.scope.site.among(self.group(between.rank, between.world_size, number), number)
         for phi, momentum, bucket in zip(self._phi, self._momenta, self._buckets, strict=True):
             means = torch.cat([flatten(bucket) - phi, phi])
             if met.between.world_size > 1:

@@ -26,7 +26,7 @@ Play = Callable[[Call, Hashable, Callable[[int], None]], tuple[Enter, Cancel]]
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A call some member has posted: when each member is through, and who sleeps until then."""
+    """A call that is not over for all members: when each is through, and who sleeps until then."""
 
     call: Call
     num_bytes: int  # of all members that have posted, where each knows its own part
@@ -37,7 +37,6 @@ class _InFlight:
     num_posted: int = 0
     last_posted_at: float = 0.0
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
-    num_waited: int = 0
     is_off: bool = False  # ended undone
     members: list[int] = field(default_factory=list)  # of a message: who has posted, in order
 
@@ -56,7 +55,7 @@ def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) ->
 
 
 class Calls:
-    """The calls that ranks have posted.
+    """The calls that ranks have posted, until they are over for all members; nobody need wait for them.
 
     Args:
         clock: whose time it is.
@@ -86,14 +85,13 @@ class Calls:
 
     def post(self, rank: int, post: Post) -> None:
         """Let the rank into the call, behind its earlier collectives of the same group."""
+        if post.key.group in self._dissolved:
+            return
         flight = self._in_flight.get(post.key)
         if flight is None:
             flight = self._start(post.key, post.call)
         elif post.call.op == "all_to_all":
             flight.num_bytes += post.call.num_bytes
-        if flight.is_off:
-            flight.done_at[rank] = on_grid(self._clock.now)
-            return
         flight.num_posted += 1
         flight.last_posted_at = self._clock.now
         if self._on_span is not None:
@@ -141,26 +139,23 @@ class Calls:
     def _start(self, key: Key, call: Call) -> _InFlight:
         play = self._play if len(set(call.ranks)) > 1 else instant_play
         flight = _InFlight(call, call.num_bytes, enter=lambda member, call: None, cancel=lambda: None)
-        flight.is_off = key.group in self._dissolved
-        if not flight.is_off:
-            flight.enter, flight.cancel = play(
-                call, key.group, lambda member: self._done(key, flight, member)
-            )
+        flight.enter, flight.cancel = play(call, key.group, lambda member: self._done(key, flight, member))
         self._in_flight[key] = flight
         return flight
 
     def assemble(self, group: Hashable) -> None:
-        """Those of this group begin, perhaps again."""
+        """Those of this group begin, perhaps again; or they are through, and it is forgotten."""
         self._dissolved.discard(group)
 
     def dissolve(self, group: Hashable) -> None:
         """Calls of this group end undone at this instant, also those yet to be posted."""
         self._dissolved.add(group)
-        flights = [flight for key, flight in self._in_flight.items() if key.group == group]
-        for flight in flights:
+        flights = [(key, flight) for key, flight in self._in_flight.items() if key.group == group]
+        for key, flight in flights:
+            del self._in_flight[key]
             flight.is_off = True
             flight.cancel()
-        for flight in flights:
+        for _, flight in flights:
             for rank in flight.call.ranks:
                 flight.done_at.setdefault(rank, on_grid(self._clock.now))
                 self._lanes.pop((group, rank), None)
@@ -180,11 +175,16 @@ class Calls:
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
             sleeper.succeed()
+        # The grid has no instant between now and `done_at`: whoever waits from here on waits no more.
+        if len(flight.done_at) == len(set(flight.call.ranks)):
+            self._in_flight.pop(key, None)
         if flight.call.op == "sendrecv":
             return
         lane = self._lanes[key.group, rank]
         lane.remove(next(entry for entry in lane if entry[0] is flight))
-        if len(lane) >= self._width:
+        if not lane:
+            del self._lanes[key.group, rank]
+        elif len(lane) >= self._width:
             following, post = lane[self._width - 1]
             following.enter(post.member, post.call)
 
@@ -195,7 +195,9 @@ class Calls:
             The seconds of it that were the network's: all but those until the last member had posted, where the
             call did not end for this rank before.
         """
-        flight, begin = self._in_flight[key], self._clock.now
+        flight, begin = self._in_flight.get(key), self._clock.now
+        if flight is None:
+            return 0.0
         if rank not in flight.done_at:
             self._asleep[rank] = flight.call
             sleeper = flight.sleepers[rank] = self._clock.event()
@@ -203,17 +205,15 @@ class Calls:
             del self._asleep[rank]
         if flight.done_at[rank] > self._clock.now:
             yield self._clock.at(flight.done_at[rank])
-        flight.num_waited += 1
-        if flight.num_waited == len(flight.call.ranks):
-            del self._in_flight[key]
         has_come = flight.num_posted == len(flight.call.ranks)
         return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
 
     # --- looking --------------------------------------------------------------------------------------------
 
     def op(self, key: Key) -> str:
-        """What a call that is not over for everybody is."""
-        return self._in_flight[key].call.op
+        """What a call is that is not over for everybody; "" where it is."""
+        flight = self._in_flight.get(key)
+        return flight.call.op if flight is not None else ""
 
     def is_done(self, rank: int, key: Key) -> bool:
         """Whether the call is over for this rank."""

@@ -29,7 +29,7 @@ class _Meeting:
     settled: simpy.Event
     arrivals: list[Arrival] = field(default_factory=list)
     present: tuple[Arrival, ...] = ()
-    num_come: int = 0
+    num_come: int = 0  # those who came to a later one instead included
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class Meetings:
         clock: whose time it is.
         reach: who reaches whom.
         assemble: called when those who met begin to do something together in the time they have, with the name
-            of their group: (the meetings' group, their ranks).
+            of their group: (the meetings' group, their ranks); and when all of them are through.
         dissolve: called with such a name when their time is over: their calls end undone.
         on_older: called with a group and the numbers of its state that may be asked for yet: the newest one,
             and older ones on their way. What is newer than all of them has not been published at this time.
@@ -92,6 +92,8 @@ class Meetings:
         self._clock, self._reach = clock, reach
         self._assemble, self._dissolve, self._on_older = assemble, dissolve, on_older
         self._meetings: dict[Key, _Meeting] = {}
+        self._last: dict[tuple[Hashable, int], int] = {}  # (group, member) -> the last meeting it came to
+        self._present: tuple[Arrival, ...] = ()  # at the meeting settled last; often the same at the next
         self._teams: dict[tuple[Key, int], _Team] = {}
         self._states: dict[Hashable, _State] = {}
         self._overdue: list[Callable[[], None]] = []  # what has to wait until somebody is up
@@ -106,6 +108,7 @@ class Meetings:
             meeting = self._meetings[join.key] = _Meeting(join, self._clock.event())
             self._at_end(join.seconds, lambda: self._settle(meeting))
         meeting.num_come += 1
+        self._pass_over(join)
         if not meeting.settled.triggered:
             meeting.arrivals.append(Arrival(join.member, join.weight))
             self._settle_if_complete(meeting)
@@ -144,11 +147,26 @@ class Meetings:
         if not together:  # all have crashed since
             self._overdue.append(partial(self._settle, meeting))
             return
-        meeting.present = self._kept(meeting.first, meeting.arrivals, together)
+        present = self._kept(meeting.first, meeting.arrivals, together)
+        meeting.present = self._present = self._present if self._present == present else present
+        meeting.arrivals.clear()
         meeting.settled.succeed()
         self._forget_if_over(meeting)
         if meeting.first.averaging_seconds < math.inf:
             self._begin(meeting.first, 0, meeting.present)
+
+    def _pass_over(self, join: Join) -> None:
+        """Who comes to a meeting comes to none before it any more."""
+        group, number = join.key
+        assert isinstance(number, int)
+        last = self._last.get((group, join.member), -1)
+        self._last[group, join.member] = number
+        if number == last + 1:
+            return
+        for key, missed in list(self._meetings.items()):
+            if key.group == group and last < key.number < number:  # type: ignore[operator]
+                missed.num_come += 1
+                self._forget_if_over(missed)
 
     def _forget_if_over(self, meeting: _Meeting) -> None:
         if meeting.settled.triggered and meeting.num_come == len(meeting.first.ranks):
@@ -167,6 +185,7 @@ class Meetings:
                 team.ended.succeed()
         if team.num_asked == len(team.present):
             del self._teams[confirm.key, confirm.attempt]
+            self._assemble((team.join.key.group, team.ranks))  # no post of theirs can come late any more
         if not team.ended.processed:
             yield team.ended
         return team.left

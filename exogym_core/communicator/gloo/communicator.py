@@ -306,7 +306,7 @@ class GlooCommunicator(Communicator):
 
     # --- groups, the clock and the end ---------------------------------------------------------------------
 
-    def group(self, ranks: Sequence[int], reuse: bool = False) -> GlooCommunicator:
+    def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
             raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from torch import Tensor
 from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
 from exogym_core.communicator.simulated.mail import MailRanks, message_lane
-from exogym_core.communicator.simulated.port import Port, RankState, ScheduleBook
+from exogym_core.communicator.simulated.port import InFlight, Port, RankState, ScheduleBook
 from exogym_core.communicator.simulated.present import PresentRanks, signature_of
 from netsim.files.errors import InputError
 from netsim.ranks.kernel import (
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator", "SimulatedHandle"]
 
 T = TypeVar("T")
+
+_CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
 
 
 class SimulatedHandle(Handle[T]):
@@ -128,6 +131,8 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         self._port, self._ranks, self._book = port, tuple(ranks), book
         self._state = state if state is not None else RankState()
         self._group_id = group_id
+        self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
+        self._first_call = 0
 
     @property
     def state(self) -> RankState:
@@ -235,7 +240,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
         """Keep a receive that has been taken back for the next one of its lane: its values may be here already."""
         self._state.in_flight.pop((key, 1), None)
-        self._state.num_calls[key.group, "recv"] -= 1
+        self._counter[key.group, "recv"] -= 1
         self._state.withdrawn[key] = (ticket, signature)
 
     def _collective(
@@ -288,9 +293,23 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         if on_clock:
             self._count(call, member, tensors)
             self._request(Post(key, member, call))
+        handle = SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
         if self._state.noted is None:
-            self._state.in_flight[key, member] = signature
-        return SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
+            self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
+            if len(self._state.in_flight) >= self._state.look_at:
+                self._let_go()
+        return handle
+
+    def _let_go(self) -> None:
+        """Forget calls that are over and that nobody can wait for any more."""
+        state = self._state
+        for (key, member), flight in list(state.in_flight.items()):
+            if flight.handle() is None and self._port.ready(flight.ticket):
+                del state.in_flight[key, member]
+                self._port.take(flight.ticket, member)
+                self._port.taken(flight.ticket)
+                state.unwaited = flight.signature
+        state.look_at = max(64, 2 * len(state.in_flight))
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
         traffic = self._state.traffic
@@ -306,11 +325,22 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         state = self._state
         if state.again is not None:
             return state.again.pop(0)
-        number = state.num_calls[lane, side]
-        state.num_calls[lane, side] = number + 1
+        number = self._upcoming(lane, side)
+        self._counter[lane, side] += 1
         if state.noted is not None:
             state.noted.append(number)
         return number
+
+    def _upcoming(self, lane: Hashable, side: str = "") -> int:
+        """The number that the next call of a lane will have."""
+        return self._first_call + self._counter[lane, side]
+
+    @property
+    def _counter(self) -> Counter[Hashable]:
+        """How many calls each lane of this group has had."""
+        if self._num_calls is not None:
+            return self._num_calls
+        return self._state.num_calls.setdefault(self._group_id, Counter())
 
     def _request(self, request: Request) -> None:
         if self._state.repeating:
@@ -330,20 +360,30 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     # --- groups and the clock ------------------------------------------------------------------------------
 
-    def _with(self, ranks: tuple[int, ...], rank: int, group_id: Hashable) -> SimulatedCommunicator:
-        return SimulatedCommunicator(self._port, ranks, rank, self._book, self._state, group_id)
+    def _with(
+        self, ranks: tuple[int, ...], rank: int, group_id: Hashable, number: int | None = None
+    ) -> SimulatedCommunicator:
+        made = SimulatedCommunicator(self._port, ranks, rank, self._book, self._state, group_id)
+        if number is not None:
+            made._num_calls, made._first_call = Counter(), number * _CALLS_A_ROUND
+        return made
 
-    def group(self, ranks: Sequence[int], reuse: bool = False) -> SimulatedCommunicator:
+    def group(
+        self, ranks: Sequence[int], reuse: bool = False, number: int | None = None
+    ) -> SimulatedCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
             raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
         of_run = tuple(self._ranks[rank] for rank in members)
         # A group is its name: where calls are counted and connections kept. Those made anew count from 0.
-        number = -1
-        if not reuse:
-            number = self._state.num_groups[of_run]
-            self._state.num_groups[of_run] = number + 1
-        return self._with(of_run, members.index(self.rank), (of_run, number))
+        if reuse:
+            return self._with(of_run, members.index(self.rank), (of_run, -1), number)
+        nth = self._state.num_groups[of_run]
+        self._state.num_groups[of_run] = nth + 1
+        made = self._with(of_run, members.index(self.rank), (of_run, nth))
+        # There will never be another of this name here.
+        weakref.finalize(made, self._state.num_calls.pop, made._group_id, None).atexit = False
+        return made
 
     def advance(self, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
@@ -413,14 +453,15 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def state_dict(self) -> dict[str, Any]:
         state = self._state
-        if state.in_flight:
-            raise self._still_in_flight(next(iter(state.in_flight.values())))
+        if state.in_flight or state.unwaited is not None:  # whether one is over by now depends on host time
+            unwaited = state.unwaited or next(iter(state.in_flight.values())).signature
+            raise self._still_in_flight(unwaited)
         if state.has_mail or state.withdrawn:
             raise self._mail_not_kept()
         return {
             "traffic": asdict(state.traffic),
             "pending_seconds": state.pending_seconds,
-            "num_calls": dict(state.num_calls),
+            "num_calls": {group: dict(counts) for group, counts in state.num_calls.items()},
             "num_groups": dict(state.num_groups),
         }
 
@@ -429,7 +470,8 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         for name, value in saved["traffic"].items():
             setattr(state.traffic, name, value)
         state.pending_seconds = saved["pending_seconds"]
-        state.num_calls = Counter(saved["num_calls"])
+        state.num_calls.clear()  # the same object: groups that go take their counts with them
+        state.num_calls |= {group: Counter(counts) for group, counts in saved["num_calls"].items()}
         state.num_groups = Counter(saved["num_groups"])
 
     def finish(self) -> None:

@@ -47,6 +47,10 @@ class MailRanks(Communicator):
         """How many have had a number of that lane before."""
 
     @abstractmethod
+    def _upcoming(self, lane: Hashable, side: str = "") -> int:
+        """The number that the next of that lane will have."""
+
+    @abstractmethod
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
         """Count what a call sends."""
 
@@ -85,7 +89,7 @@ class MailRanks(Communicator):
             return self.irecv(tensor, src, tag).wait()
         self._check_mail("recv")
         senders = {
-            Key(lane, self._state.num_calls[lane, "recv"]): peer
+            Key(lane, self._upcoming(lane, "recv")): peer
             for peer in range(self.world_size)
             if peer != self.rank
             for lane in [message_lane(self._group_id, peer, self.rank, tag)]

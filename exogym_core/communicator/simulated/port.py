@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from exogym_core.communicator.base import Traffic
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Hashable, Mapping, Sequence
 
     from torch import Tensor
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature
     from netsim.ranks.kernel import Answer, Call, Key, Question, Request
 
-__all__ = ["Port", "RankState", "ScheduleBook"]
+__all__ = ["InFlight", "Port", "RankState", "ScheduleBook"]
 
 
 class ScheduleBook(Protocol):
@@ -60,6 +61,14 @@ class Port(Protocol):
         """The kernel's answer, at this rank's virtual time."""
 
 
+class InFlight(NamedTuple):
+    """A call that has been posted and not waited for; `handle` is None when nobody has it any more."""
+
+    signature: Signature
+    ticket: Any
+    handle: weakref.ref[Any]
+
+
 @dataclass
 class RankState:
     """What all communicators of one rank share: its clock-side counters."""
@@ -67,7 +76,7 @@ class RankState:
     traffic: Traffic = field(default_factory=Traffic)
     pending_seconds: float = 0.0  # advanced, not yet requested
     off_clock: bool = False
-    num_calls: Counter[Hashable] = field(default_factory=Counter)
+    num_calls: dict[Hashable, Counter[Hashable]] = field(default_factory=dict)  # by group
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
@@ -76,4 +85,6 @@ class RankState:
     withdrawn: dict[Key, tuple[Any, Signature]] = field(
         default_factory=dict
     )  # receives taken back, with tickets
-    in_flight: dict[tuple[Key, int], Signature] = field(default_factory=dict)  # posted, not waited for
+    in_flight: dict[tuple[Key, int], InFlight] = field(default_factory=dict)  # posted, not waited for
+    look_at: int = 64  # so many in flight: see which of them nobody can wait for any more
+    unwaited: Signature | None = None  # a call that nobody has waited for

@@ -50,8 +50,13 @@ class PresentRanks(Communicator):
         """Count what a call sends."""
 
     @abstractmethod
-    def _with(self, ranks: tuple[int, ...], rank: int, group_id: Hashable) -> Communicator:
-        """The communicator of other ranks of the run, this one at position `rank` among them."""
+    def _with(
+        self, ranks: tuple[int, ...], rank: int, group_id: Hashable, number: int | None = None
+    ) -> Communicator:
+        """The communicator of other ranks of the run, this one at position `rank` among them.
+
+        With a number, which never comes again, nothing is remembered of its calls.
+        """
 
     def among_present(
         self,
@@ -74,7 +79,7 @@ class PresentRanks(Communicator):
             if self.rank not in members:
                 break
             ranks = tuple(self._ranks[member] for member in members)
-            peers = self._with(ranks, members.index(self.rank), (lane, ranks))
+            peers = self._with(ranks, members.index(self.rank), (lane, ranks), cast("int", key.number))
             result = work(peers, [arrival.weight for arrival in present])
             left = present if averaging_seconds == math.inf else self._meet(Confirm(key, attempt))
             if left == present:

@@ -90,12 +90,12 @@ class Site:
         inside = None if self.inside is None else self.inside.group(range(self.inside.world_size))
         return Site(inside, self.between.group(range(self.between.world_size)))
 
-    def among(self, sites: Sequence[int]) -> Site:
-        """This rank's connections to some of the sites, its own among them."""
+    def among(self, sites: Sequence[int], number: int) -> Site:
+        """This rank's connections to some of the sites, its own among them, in the round of that number."""
         if len(sites) == self.between.world_size:
             return self
         # A group that comes again goes over the connections that it has.
-        return Site(self.inside, self.between.group(sites, reuse=True))
+        return Site(self.inside, self.between.group(sites, reuse=True, number=number))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite `tensors` with the first rank's: to each site's first rank, which tells the others."""
