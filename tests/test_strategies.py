@@ -34,6 +34,8 @@ from exogym_core.strategy.options.arguments import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.errors import InputError, UnknownNameError
 
+WITHOUT_SERVERS = [name for name in STRATEGIES if not build_strategy(name).num_servers]
+
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
@@ -175,7 +177,7 @@ def test_wrong_arguments_are_told_in_one_line(make: Any, line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", WITHOUT_SERVERS)
 @pytest.mark.parametrize("argument", ["optim_spec", "inner_optim_spec", "inner_optim"])
 def test_the_optimizer_has_three_names_in_every_strategy(name: str, argument: str) -> None:
     whole_updates = ("DGC", "DeMo", "Dion", "OneBitAdam", "SignSGD")  # others would take these for gradients
@@ -519,7 +521,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if not build_strategy(name).num_servers])
+@pytest.mark.parametrize("name", WITHOUT_SERVERS)
 def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
     name: str, num_ranks: int, dtype: torch.dtype
 ) -> None:
