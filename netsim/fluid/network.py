@@ -154,9 +154,11 @@ class Network(ChangingCarrier):
         for (src, dst), window in windows.items():
             self._channel(self._paths.between(src, dst), group).window = window.moved(shift_seconds)
 
-    def credit(self, src: int, dst: int, num_bytes: float) -> None:
-        """Count bytes that have gone from host `src` to host `dst` on the links between them."""
-        self._bytes[self._paths.between(src, dst).index] += num_bytes
+    def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
+        """Count bytes that have gone between members on `hosts`: (source, target, bytes) by position, on their links."""
+        counted, between = self._bytes, self._paths.between
+        for src, dst, num_bytes in pair_bytes:
+            counted[between(hosts[src], hosts[dst]).index] += num_bytes
 
     # -- copies ----------------------------------------------------------------------------------------------
 
@@ -257,7 +259,7 @@ class Network(ChangingCarrier):
         """
         shift = self.env.now - kept.instant
         for source, target, num_bytes in kept.num_bytes:
-            self.credit(source, target, num_bytes)
+            self._bytes[self._paths.between(source, target).index] += num_bytes
         flights: list[tuple[int, Connection, Flight]] = []
         for connection in kept.connections:
             if connection.flights:

@@ -145,8 +145,12 @@ class Domain:
         rows.sort()
         instants, where, _, members = zip(*rows, strict=True)
         origin = instants[0] if way.is_quiet else way.instant
-        seconds = tuple([instant - origin for instant in instants])
-        ticks = tuple([to_ticks(each) for each in seconds])
+        if instants[0] == instants[-1]:  # as most of them: all together
+            seconds = (instants[0] - origin,) * len(instants)
+            ticks = (to_ticks(seconds[0]),) * len(instants)
+        else:
+            seconds = tuple([instant - origin for instant in instants])
+            ticks = tuple([to_ticks(each) for each in seconds])
         if not way.is_quiet:
             seconds = tuple([each / GRID_PER_SECOND for each in ticks])
         openings = [
@@ -159,13 +163,9 @@ class Domain:
         """Go on with the collectives of these places and with new ones; the others are over."""
         for place, work in enumerate(self.works[: self._num_followed]):
             if place not in kept:
-                self._credit(work)
+                self._network.credit(work.hosts, work.schedule.pair_bytes)
         self.works = [*(self.works[place] for place in kept), *self.works[self._num_followed :]]
         self._num_followed = len(self.works)
-
-    def _credit(self, work: Work) -> None:
-        for src, dst, num_bytes in work.schedule.pair_bytes:
-            self._network.credit(work.hosts[src], work.hosts[dst], num_bytes)
 
     # -- the clock ---------------------------------------------------------------------------------------------
 

@@ -47,21 +47,19 @@ class Domains:
 
     Attributes:
         memory: what is known of how collectives go.
+        domains: those that cannot meet each other, in the order in which they began.
     """
 
     def __init__(self, network: Network) -> None:
         self.memory = Memory([Quick(network), ByEvents()])
         self._network = network
         self._quiet = State(is_kept=True)
-        self._domains: list[Domain] = []
+        self.domains: list[Domain] = []
         self._reach: Recent[_Reach] = Recent(_MOST_KNOWN)
         # What holds as long as the network's version does:
         self._conditions: Recent[bytes] = Recent(_MOST_KNOWN)
         self._fits: Recent[bool] = Recent(_MOST_KNOWN)
         self._version = -1
-
-    def __len__(self) -> int:
-        return len(self._domains)
 
     @classmethod
     def of(cls, network: Network) -> Domains:
@@ -78,10 +76,10 @@ class Domains:
             return None
         if any(not links.isdisjoint(used) for used in network.links_in_use):
             return None
-        meeting = [domain for domain in self._domains if not domain.links.isdisjoint(links)]
-        if meeting and self._fit([*(other for domain in self._domains for other in domain.works), work]):
+        meeting = [domain for domain in self.domains if not domain.links.isdisjoint(links)]
+        if meeting and self._fit([*(other for domain in self.domains for other in domain.works), work]):
             meeting = []
-        busy = [domain for domain in self._domains if domain not in meeting and domain.is_busy(host)]
+        busy = [domain for domain in self.domains if domain not in meeting and domain.is_busy(host)]
         if len(meeting) + len(busy) > 1:
             self._bring_on(meeting + busy)
             return None
@@ -99,12 +97,12 @@ class Domains:
 
     def check(self, domain: Domain | None, host: int) -> None:
         """A member on `host` enters a collective of a domain: both come on if one there is still busy in another."""
-        if any(each is not domain and each.is_busy(host) for each in self._domains):
-            self._bring_on([each for each in self._domains if each is domain or each.is_busy(host)])
+        if any(each is not domain and each.is_busy(host) for each in self.domains):
+            self._bring_on([each for each in self.domains if each is domain or each.is_busy(host)])
 
     def _new(self) -> Domain:
-        domain = Domain(self._network, self.memory, self._quiet, self._opening, self._domains.remove)
-        self._domains.append(domain)
+        domain = Domain(self._network, self.memory, self._quiet, self._opening, self.domains.remove)
+        self.domains.append(domain)
         return domain
 
     def _opening(self, work: Work, known: Known, instant: float) -> Opening:
@@ -118,24 +116,24 @@ class Domains:
 
     def before_change(self, links: Iterable[int] | None) -> None:
         """Something starts or changes on these links (None: on any)."""
-        if self._domains:
+        if self.domains:
             self._bring_on(
-                [each for each in self._domains if links is None or not each.links.isdisjoint(links)]
+                [each for each in self.domains if links is None or not each.links.isdisjoint(links)]
             )
 
     def come_back(self) -> None:
         """Be on the network from now on."""
-        self._bring_on(self._domains)
+        self._bring_on(self.domains)
 
     def host_bytes(self) -> Iterator[tuple[int, int, float]]:
         """Source host, target host and payload bytes that have come through by now."""
-        for domain in self._domains:
+        for domain in self.domains:
             yield from domain.host_bytes()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing."""
-        return not self._domains
+        return not self.domains
 
     def _bring_on(self, domains: list[Domain]) -> None:
         for domain in list(domains):

@@ -67,7 +67,7 @@ class Collective(Work):
         host = self.hosts[member]
         if self.execution is None and self._domain is None:
             self._begin(host)
-        elif self._domain is None or len(self._domains) > 1:
+        elif self._domain is None or len(self._domains.domains) > 1:
             self._domains.check(self._domain, host)
         if self.execution is not None:
             self.execution.arrive(member)

@@ -130,8 +130,8 @@ class Sandbox:
         kept = tuple(place for place, each in enumerate(self.executions) if each in busy)
         for execution in self.executions:
             if execution not in busy:
-                for src, dst, num_bytes in execution.schedule.pair_bytes:
-                    self._network.credit(execution.hosts[src], execution.hosts[dst], -num_bytes)
+                back = [(src, dst, -num_bytes) for src, dst, num_bytes in execution.schedule.pair_bytes]
+                self._network.credit(execution.hosts, back)
         self.executions = [self.executions[place] for place in kept]
         self._done = [(kept.index(place), member) for place, member in self._done]
         return kept
