@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.results.history import FitResult, Recorder
+from exogym_core.results.history import FitResult, RowRecorder
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.training.optimizer import DiLoCoOptimizer
 from netsim.files.errors import DeadlockError, InputError, UnknownNameError
@@ -319,7 +319,7 @@ def test_a_rank_alone_has_nobody_to_wait_for() -> None:
 
 def test_rows_of_a_round_wait_for_its_end_and_count_those_who_took_part() -> None:
     result = FitResult(num_nodes=3)
-    recorder = Recorder(result, timed=True)
+    recorder = RowRecorder(result, timed=True)
 
     def mark(rank: int, step: int, at: float, **news: Any) -> None:
         row = {"step": step, "loss": float(rank), "samples": 2, "lr": 0.1, "round": -(-step // 2), **news}

@@ -121,6 +121,17 @@ def test_rooms_know_only_those_below(package: str) -> None:
     assert upwards - FACE == set()
 
 
+def test_two_classes_never_share_a_name() -> None:
+    """Who reads a name knows which class it is, in whatever room."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(room_of(path))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert shared == {}
+
+
 def test_netsim_loads_without_torch() -> None:
     engine = "netsim.tools.cli, netsim.fluid.network, netsim.collectives, netsim.ranks.kernel"
     code = f"import sys, {engine}; print('torch' in sys.modules)"

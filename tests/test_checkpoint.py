@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.checkpoints import checkpoint, rank_state
-from exogym_core.checkpoints.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
+from exogym_core.checkpoints.checkpoint import CheckpointWriter, StoredCheckpoint, find_checkpoint
 from exogym_core.checkpoints.log import LogWriter, read_logs
 from exogym_core.checkpoints.rank_state import decode, encode, read_state, write_state
 from exogym_core.communicator import run_ranks
@@ -72,9 +72,9 @@ def outcome(result: FitResult) -> Any:
     return rows, states
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path) -> StoredCheckpoint:
     """Read all of a checkpoint."""
-    found = Checkpoint.open(path)
+    found = StoredCheckpoint.open(path)
     found.past()
     for rank in range(NUM_NODES):
         found.rank_state(rank)

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, SharedData
-from exogym_core.results.history import FitResult, Recorder, mean_utilisation, where_time_went
+from exogym_core.results.history import FitResult, RowRecorder, mean_utilisation, where_time_went
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from exogym_core.tasks import MLP, build_model
 from exogym_core.training.learner import StepCost, TorchLearner
@@ -159,7 +159,7 @@ def evaluation(step, loss, version=None, born=None, mean=9.0):
 
 def test_rows_of_ranks_become_one_a_step():
     result, events = FitResult(num_nodes=2), []
-    recorder = Recorder(result, True, [events.append])
+    recorder = RowRecorder(result, True, [events.append])
     recorder.observe(evaluation(0, 3.0))
     recorder.add(step_row(1, 1.0, 1, 1.0, samples=1))
     recorder.add(step_row(0, 2.0, 1, 4.0, samples=2))
@@ -180,7 +180,7 @@ def test_rows_of_ranks_become_one_a_step():
 
 def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
     result = FitResult(num_nodes=1, target_loss=1.0)
-    recorder = Recorder(result, True)
+    recorder = RowRecorder(result, True)
     for step in range(1, 7):
         recorder.add(step_row(0, 10.0 * step, step, 1.0))
     for step, loss, version, born in ((0, 3.0, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 1, 1), (6, 0.5, 2, 5)):
@@ -193,7 +193,7 @@ def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
 
 def test_what_comes_to_exist_at_the_very_end_is_credited_with_the_end():
     result = FitResult(num_nodes=1)
-    recorder = Recorder(result, True)
+    recorder = RowRecorder(result, True)
     recorder.add(step_row(0, 10.0, 1, 1.0))
     recorder.observe({**evaluation(1, 0.5), "judged_step": None})
     assert not result.validation
@@ -207,7 +207,7 @@ def test_order_of_arrival_changes_no_bit():
     sums = set()
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
         result = FitResult(num_nodes=3)
-        recorder = Recorder(result, False)
+        recorder = RowRecorder(result, False)
         for rank in order:
             recorder.add(step_row(rank, 0.0, 1, losses[rank]))
         sums.add(result.history[0]["train_loss"])

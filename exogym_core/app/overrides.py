@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.documents import Document, KeyPath, Problem, parse_document
+from netsim.files.documents import Document, KeyPath, Mistake, parse_document
 from netsim.files.errors import InputError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class _Overridden(Document):
 
     flags: Mapping[KeyPath, str] = field(default_factory=dict)
 
-    def errors(self, problems: Iterable[Problem]) -> InputError:
+    def errors(self, problems: Iterable[Mistake]) -> InputError:
         told: list[InputError] = []
-        in_file: list[Problem] = []
+        in_file: list[Mistake] = []
         for problem in problems:
             flag = self._flag_of((*self.inside, *problem.path))
             if flag is None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from netsim.ranks.kernel import Request, StampedRow
 
-__all__ = ["Checkpoint", "CheckpointWriter", "RankCheckpoints", "find_checkpoint", "run_identity"]
+__all__ = ["CheckpointWriter", "RankCheckpoints", "StoredCheckpoint", "find_checkpoint", "run_identity"]
 
 _FORMAT = 2
 _MANIFEST = "manifest.json"
@@ -90,7 +90,7 @@ def run_identity(
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class StoredCheckpoint:
     """A complete checkpoint.
 
     Attributes:
@@ -108,7 +108,7 @@ class Checkpoint:
     logs: tuple[LogPart, ...] = ()
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
+    def open(cls, path: Path) -> StoredCheckpoint:
         """The checkpoint in a step folder; its manifest is verified here, other files when they are read.
 
         Raises:
@@ -181,7 +181,7 @@ def _differ(path: Path, what: str, checkpoint: Any, run: Any) -> InputError:
     )
 
 
-def find_checkpoint(folder: Path) -> Checkpoint | None:
+def find_checkpoint(folder: Path) -> StoredCheckpoint | None:
     """The newest checkpoint in `folder`, or the one that `folder` is; None where there is none yet.
 
     Raises:
@@ -191,9 +191,9 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
     if not folder.is_dir():
         raise InputError(f"{visible(folder)}: there is no such folder to resume from")
     if _STEP_FOLDER.fullmatch(folder.name):
-        return Checkpoint.open(folder)
+        return StoredCheckpoint.open(folder)
     steps = _step_folders(folder)
-    return Checkpoint.open(steps[-1]) if steps else None
+    return StoredCheckpoint.open(steps[-1]) if steps else None
 
 
 def _step_folders(folder: Path) -> list[Path]:
@@ -230,7 +230,7 @@ class RankCheckpoints:
 
     folder: Path | None = None
     every: int | None = None
-    resumed: Checkpoint | None = None
+    resumed: StoredCheckpoint | None = None
 
     @property
     def home(self) -> Path | None:
@@ -296,7 +296,7 @@ class CheckpointWriter:
         folder: Path | None,
         identity: Mapping[str, Any],
         world_size: int,
-        resumed: Checkpoint | None = None,
+        resumed: StoredCheckpoint | None = None,
     ) -> None:
         self._folder, self._identity, self._world_size = folder, identity, world_size
         self._lock = FolderLock(folder) if folder is not None else None

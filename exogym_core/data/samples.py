@@ -20,11 +20,11 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["EpochOrder", "OwnData", "SharedData", "Source", "Step", "StreamedData", "stream_length"]
+__all__ = ["EpochOrder", "OwnData", "SharedData", "Source", "StepSamples", "StreamedData", "stream_length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepSamples:
     """What one rank computes on in one step.
 
     Attributes:
@@ -97,7 +97,7 @@ class Source:
         self.epoch = 0
         self.step = 0
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> StepSamples | None:
         """The next step's batch, None at the end; a new epoch begins when the last one is through."""
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ class _IndexedData(Source):
         """The samples of each rank at a step, of so many in total."""
         raise NotImplementedError
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> StepSamples | None:
         """The next step's batch, None at the end."""
         if self.step == self.steps_per_epoch:
             self._loaded = None
@@ -163,7 +163,7 @@ class _IndexedData(Source):
         batches, counts = self._read_step(pieces), self._counts(self.step, total)
         self.step += 1
         sizes = [len(piece) for piece in pieces]
-        return Step(list(zip(batches, sizes, strict=True)), len(own), total, uneven(counts))
+        return StepSamples(list(zip(batches, sizes, strict=True)), len(own), total, uneven(counts))
 
     def _read_step(self, pieces: Sequence[Tensor]) -> list[Any]:
         if not self._loader:
@@ -364,7 +364,7 @@ class StreamedData(Source):
             full, left = divmod(length, world_size * batch_size)
             self.steps_per_epoch = full + (left >= self._fewest)
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> StepSamples | None:
         """The next step's batch, None at the end."""
         is_through = self._agreed is not None and self.step == self._agreed
         samples, total = ([], 0) if is_through else self._take()
@@ -390,7 +390,7 @@ class StreamedData(Source):
             batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
         self.step += 1
         counts = dealt(total, self._world_size)  # of its own stream a rank takes full batches, as all do
-        return Step(batches, len(samples), total * self._num_ranks // self._world_size, uneven(counts))
+        return StepSamples(batches, len(samples), total * self._num_ranks // self._world_size, uneven(counts))
 
     def _take(self) -> tuple[list[Any], int]:
         own, total = [], 0

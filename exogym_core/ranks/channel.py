@@ -19,17 +19,17 @@ from exogym_core.ranks.pickling import dumps_for_child
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Channel", "ChannelClosed"]
+__all__ = ["ChannelClosed", "Pipe"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_FDS = 250  # Linux refuses more in one message
 
 
 class ChannelClosed(EOFError):  # noqa: N818 (an ending, not always an error)
-    """The other end of a `Channel` has been closed, or its process has ended."""
+    """The other end of a `Pipe` has been closed, or its process has ended."""
 
 
-class Channel:
+class Pipe:
     """One end of a private connection between a parent and its child: objects and descriptors, in order.
 
     Frames are pickles, so both ends must be processes of one run. Threads may send side by side, and while one
@@ -44,7 +44,7 @@ class Channel:
         self._sending = threading.Lock()
 
     @classmethod
-    def pair(cls) -> tuple[Channel, Channel]:
+    def pair(cls) -> tuple[Pipe, Pipe]:
         """Two connected ends."""
         ours, theirs = socket.socketpair()
         return cls(ours), cls(theirs)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import cloudpickle
 
-from exogym_core.ranks.channel import Channel, ChannelClosed
+from exogym_core.ranks.channel import ChannelClosed, Pipe
 from exogym_core.ranks.pickling import dumps_for_child
 from netsim.files.errors import InputError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-__all__ = ["Channel", "ChannelClosed", "Children"]
+__all__ = ["ChannelClosed", "Children", "Pipe"]
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _GRACE_SECONDS = 1.0
@@ -58,14 +58,14 @@ class Children:
 
     def __init__(
         self,
-        target: Callable[[int, Channel], None],
+        target: Callable[[int, Pipe], None],
         num: int,
         *,
         method: str = "auto",
         names: Sequence[str] = (),
     ) -> None:
         self.method = _choose_method(method)
-        self.channels: list[Channel] = []
+        self.channels: list[Pipe] = []
         self.pids: list[int] = []
         self._target = target
         self._num = num
@@ -141,7 +141,7 @@ class Children:
         return False
 
     def _start(self, index: int) -> None:
-        ours, theirs = Channel.pair()
+        ours, theirs = Pipe.pair()
         # A signal between the fork and the next line would lose the child's pid, or reach it as the parent.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
@@ -154,7 +154,7 @@ class Children:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _fork(self, index: int, theirs: Channel, mask: set[signal.Signals | int]) -> int:
+    def _fork(self, index: int, theirs: Pipe, mask: set[signal.Signals | int]) -> int:
         parent, libc = os.getpid(), _libc()
         with warnings.catch_warnings():
             # Python warns of threads that may hold locks. Torch's own threads hold none of Python's, and a
@@ -174,7 +174,7 @@ class Children:
             _run(self._target, index, theirs)
         return pid
 
-    def _spawn(self, index: int, theirs: Channel, mask: set[signal.Signals | int]) -> int:
+    def _spawn(self, index: int, theirs: Pipe, mask: set[signal.Signals | int]) -> int:
         os.set_inheritable(theirs.fileno(), True)
         arguments = (theirs.fileno(), index, os.getpid(), self._names[index])
         # sys.path first, so that modules which pickles refer to are found as the parent finds them.
@@ -266,7 +266,7 @@ def _settle(parent: int, name: str, mask: set[signal.Signals | int], libc: ctype
     sys.stdin = open(os.devnull)  # noqa: SIM115 (open to the end of the process: the terminal is the parent's)
 
 
-def _run(target: Callable[[int, Channel], None], index: int, channel: Channel) -> NoReturn:
+def _run(target: Callable[[int, Pipe], None], index: int, channel: Pipe) -> NoReturn:
     """Run a child's target and end the process, without the parent's exit handlers and `finally` blocks."""
     code = 1
     try:
@@ -293,7 +293,7 @@ def _spawned(fd: int, index: int, parent: int, name: str) -> NoReturn:
     _settle(parent, name, set(mask), libc)
     if libc is None:
         threading.Thread(target=_end_with, args=(fd,), daemon=True).start()
-    channel = Channel(socket.socket(fileno=fd))
+    channel = Pipe(socket.socket(fileno=fd))
     try:
         target = cloudpickle.loads(channel.recv())
     except ChannelClosed:

@@ -17,7 +17,7 @@ import torch
 from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Rendezvous, choose_backend
-from exogym_core.ranks.children import Channel, ChannelClosed, Children
+from exogym_core.ranks.children import ChannelClosed, Children, Pipe
 from exogym_core.ranks.failures import told
 from exogym_core.ranks.rng import RandomStates
 from netsim.files.errors import InputError, NetsimError, RankError
@@ -124,7 +124,7 @@ def _rank(
     intra_op_threads: int,
     seed: int,
     rank: int,
-    channel: Channel,
+    channel: Pipe,
 ) -> None:
     """One rank's process: tells the parent ("row", row), then ("done", ...) or ("failed", ...)."""
     torch.set_num_threads(intra_op_threads)

@@ -14,7 +14,7 @@ import torch
 
 from exogym_core.ranks.arena import Arena
 from exogym_core.ranks.carrier import Carrier
-from exogym_core.ranks.channel import Channel, ChannelClosed
+from exogym_core.ranks.channel import ChannelClosed, Pipe
 from exogym_core.ranks.children import Children
 from exogym_core.ranks.rank_block import RankBlock
 from exogym_core.ranks.records import (
@@ -289,7 +289,7 @@ def _run_child(
     intra_op_threads: int,
     alone: bool,
     index: int,
-    channel: Channel,
+    channel: Pipe,
 ) -> None:
     arena = Arena(channel.recv_fds(1)[0], upper_half=True)
     if alone:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.arena import Arena, TensorRef
-    from exogym_core.ranks.channel import Channel
+    from exogym_core.ranks.channel import Pipe
     from exogym_core.ranks.watch import Silence
     from netsim.ranks.kernel import Answer, Question
 
@@ -75,9 +75,7 @@ class RankBlock:
         turns: who of them runs.
     """
 
-    def __init__(
-        self, world: World, ranks: range, channel: Channel, arena: Arena, turns: Turns | Alone
-    ) -> None:
+    def __init__(self, world: World, ranks: range, channel: Pipe, arena: Arena, turns: Turns | Alone) -> None:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
         self.schedules = Schedules(world)
         self.world = world
@@ -94,7 +92,7 @@ class RankBlock:
         cls,
         world: World,
         ranks: range,
-        channel: Channel,
+        channel: Pipe,
         arena: Arena,
         seed: int,
         threads: int,
@@ -123,7 +121,7 @@ class RankBlock:
         cls,
         world: World,
         rank: int,
-        channel: Channel,
+        channel: Pipe,
         arena: Arena,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> RankBlock:

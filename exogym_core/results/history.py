@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from netsim.ranks.kernel import StampedRow
 
-__all__ = ["FitResult", "Recorder", "mean_utilisation", "perplexity", "where_time_went"]
+__all__ = ["FitResult", "RowRecorder", "mean_utilisation", "perplexity", "where_time_went"]
 
 Row = dict[str, Any]
 
@@ -172,7 +172,7 @@ class FitResult:
         return pandas.DataFrame(list(self.history))
 
 
-class Recorder:
+class RowRecorder:
     """Merges what ranks mark into a result, step by step.
 
     Args:

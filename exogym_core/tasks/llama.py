@@ -31,7 +31,7 @@ def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
-class _Attention(nn.Module):
+class _LlamaAttention(nn.Module):
     def __init__(self, width: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_width = num_heads, num_kv_heads, width // num_heads
@@ -56,11 +56,11 @@ class _Attention(nn.Module):
         return output
 
 
-class _Block(nn.Module):
+class _LlamaBlock(nn.Module):
     def __init__(self, width: int, mlp_width: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-5)
-        self.attention = _Attention(width, num_heads, num_kv_heads)
+        self.attention = _LlamaAttention(width, num_heads, num_kv_heads)
         self.mlp_norm = nn.RMSNorm(width, eps=1e-5)
         self.gate = nn.Linear(width, mlp_width, bias=False)
         self.up = nn.Linear(width, mlp_width, bias=False)
@@ -123,7 +123,7 @@ class Llama(nn.Module):
         hidden, heads = sizes["width"], sizes["num_heads"]
         self.tokens = TokenEmbedding(sizes["vocab_size"], hidden)
         self.blocks = nn.ModuleList(
-            _Block(hidden, sizes["mlp_width"], heads, sizes["num_kv_heads"])
+            _LlamaBlock(hidden, sizes["mlp_width"], heads, sizes["num_kv_heads"])
             for _ in range(sizes["num_layers"])
         )
         self.norm = nn.RMSNorm(hidden, eps=1e-5)

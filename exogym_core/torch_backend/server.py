@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.ranks.arena import Arena
-from exogym_core.ranks.channel import Channel, ChannelClosed
+from exogym_core.ranks.channel import ChannelClosed, Pipe
 from exogym_core.ranks.failures import told
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes import ProcessRun
@@ -59,7 +59,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         _start(store, num_ranks)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(store.get(_PATH).decode())
-    channel = Channel(connection)
+    channel = Pipe(connection)
     try:
         channel.send((rank, os.getpid()))
         world = channel.recv()
@@ -128,7 +128,7 @@ def _start(store: Store, num_ranks: int) -> None:
 class _Guests:
     """The ranks' processes, seen through their connections; see `exogym_core.ranks.children:Children`."""
 
-    def __init__(self, channels: list[Channel], pids: list[int]) -> None:
+    def __init__(self, channels: list[Pipe], pids: list[int]) -> None:
         self.channels, self.pids = channels, pids
 
     def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
@@ -147,7 +147,7 @@ class _Guests:
 
 def _accept(listener: socket.socket, num_ranks: int) -> _Guests:
     """Every rank's connection; other users are not let in."""
-    guests: dict[int, tuple[Channel, int]] = {}
+    guests: dict[int, tuple[Pipe, int]] = {}
     listener.settimeout(_SECONDS_TO_START)
     while len(guests) < num_ranks:
         connection, _ = listener.accept()
@@ -156,7 +156,7 @@ def _accept(listener: socket.socket, num_ranks: int) -> _Guests:
         if struct.unpack("3i", raw)[1] != os.getuid():
             connection.close()
             continue
-        channel = Channel(connection)
+        channel = Pipe(connection)
         rank, pid = channel.recv()
         guests[rank] = channel, pid
     pairs = [guests[rank] for rank in range(num_ranks)]

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from exogym_core.training.observer import FinalModels, Observer
 
-__all__ = ["Background"]
+__all__ = ["BackgroundObserver"]
 
 
-class Background:
+class BackgroundObserver:
     """An observer in a thread of its own, so that nobody in this process waits for it.
 
     The thread starts with the first deposit: processes that are forked before have no part of it.

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.checkpoints.checkpoint import Checkpoint, RankCheckpoints, find_checkpoint
+from exogym_core.checkpoints.checkpoint import RankCheckpoints, StoredCheckpoint, find_checkpoint
 from exogym_core.ranks.collecting import Collecting
 from exogym_core.ranks.gloo_ranks import untimed_row
 from exogym_core.ranks.torchrun import JoinedRank, recalled, remember, torchrun_rank
-from exogym_core.results.history import Recorder
-from exogym_core.training.background import Background
+from exogym_core.results.history import RowRecorder
+from exogym_core.training.background import BackgroundObserver
 from exogym_core.training.logs import make_loggers
 from exogym_core.training.resumption import begin_checkpoints, find_resumed
 
@@ -46,12 +46,12 @@ class _Watcher:
         listeners = [*listeners, *(logger.event for logger in self._loggers)]
         if request.on_event is not None:
             listeners.append(request.on_event)
-        self._recorder = Recorder(result, False, listeners, "wall_seconds")
+        self._recorder = RowRecorder(result, False, listeners, "wall_seconds")
         self._observed: deque[Mapping[str, Any]] = deque()
         self._num_deposited: Counter[int] = Counter()  # of all ranks, at the checkpoint of a step
         self._lock = threading.Lock()
         self._observer = program.observer(self._observed.append, self._writer.observed)
-        self._looking = Background(self._observer, request.workers.intra_op_threads)
+        self._looking = BackgroundObserver(self._observer, request.workers.intra_op_threads)
         self.take_deposit = self._looking.take
         for seen in self._writer.observed:
             self._recorder.observe(seen)
@@ -197,6 +197,6 @@ def _plan(program: Program, watcher: _Watcher | None) -> dict[str, Any] | None:
 
 def _follow(program: Program, plan: Mapping[str, Any]) -> None:
     program.request = replace(program.request, minibatch_size=plan["minibatch size"], finds_minibatch=False)
-    resumed = None if plan["resumed"] is None else Checkpoint.open(Path(plan["resumed"]))
+    resumed = None if plan["resumed"] is None else StoredCheckpoint.open(Path(plan["resumed"]))
     folder = None if plan["folder"] is None else Path(plan["folder"])
     program.checkpoints = RankCheckpoints(folder, program.request.checkpoint_interval, resumed)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import StepDurations
-    from exogym_core.data.samples import Step
+    from exogym_core.data.samples import StepSamples
     from exogym_core.strategy.context import StepContext
 
 __all__ = ["Learner", "StepCost", "TorchLearner"]
@@ -34,7 +34,7 @@ class Learner(Protocol):
 
     scaler: torch.amp.GradScaler | None
 
-    def gradients(self, step: Step, context: StepContext) -> float:
+    def gradients(self, step: StepSamples, context: StepContext) -> float:
         """Leave the gradients of a step's samples in `.grad`, advance the clock, and return their mean loss."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class TorchLearner:
         self.scaler = torch.amp.GradScaler(self._device.type) if autocast == "fp16" else None
         self._clock = _BackwardClock(model, comm) if spreads_backward and not cost.is_free else None
 
-    def gradients(self, step: Step, context: StepContext) -> float:
+    def gradients(self, step: StepSamples, context: StepContext) -> float:
         """As `Learner` says."""
         seconds = self._cost.seconds(context.number, step.samples)
         losses: list[tuple[Tensor, int]] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.coding import Coding
-    from exogym_core.data.samples import Source, Step
+    from exogym_core.data.samples import Source, StepSamples
     from exogym_core.strategy.base import Strategy
     from exogym_core.training.learner import Learner
 
@@ -106,7 +106,7 @@ class Loop:
         finally:
             self.close()
 
-    def _next_step(self) -> Step | None:
+    def _next_step(self) -> StepSamples | None:
         """What to do next; None where the run ends."""
         if self.local_step >= self.max_steps or self._is_late():
             return None
@@ -136,7 +136,7 @@ class Loop:
 
     # --- a step --------------------------------------------------------------------------------------------
 
-    def do(self, step: Step) -> None:
+    def do(self, step: StepSamples) -> None:
         """One step; left out where others have done it while this rank was away."""
         absence = self.strategy.absence
         if absence is not None and absence.is_ahead(self.local_step):
@@ -146,7 +146,7 @@ class Loop:
         self.local_step += 1
         self.deposits.after_step(self.local_step)
 
-    def _train(self, step: Step) -> None:
+    def _train(self, step: StepSamples) -> None:
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
         weight = step.samples * self.strategy.num_nodes / step.total_samples
         context = StepContext(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from exogym_core.checkpoints.checkpoint import Checkpoint, RankCheckpoints
+from exogym_core.checkpoints.checkpoint import RankCheckpoints, StoredCheckpoint
 from exogym_core.cost.compute import Compute, StepDurations, intra_op_threads, measure_seconds
 from exogym_core.cost.flops import count_flops
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
@@ -173,12 +173,12 @@ class Program:
         with first_batch():
             return fingerprint(self.train_dataset, self.draws)  # type: ignore[arg-type]
 
-    def refuse_fewer_steps_than(self, resumed: Checkpoint) -> None:
+    def refuse_fewer_steps_than(self, resumed: StoredCheckpoint) -> None:
         """Raise InputError if the run is known to end before the checkpoint that it is to go on from."""
         if (steps := self.known_max_steps()) is not None:
             self._refuse_fewer_steps(steps, resumed)
 
-    def _refuse_fewer_steps(self, steps: int, resumed: Checkpoint) -> None:
+    def _refuse_fewer_steps(self, steps: int, resumed: StoredCheckpoint) -> None:
         if steps < resumed.step:
             what = "max_steps" if steps == self.request.max_steps else "num_epochs"
             raise InputError(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.checkpoint import (
-    Checkpoint,
     CheckpointWriter,
     RankCheckpoints,
+    StoredCheckpoint,
     find_checkpoint,
     run_identity,
 )
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["begin_checkpoints", "find_resumed"]
 
 
-def find_resumed(program: Program) -> Checkpoint | None:
+def find_resumed(program: Program) -> StoredCheckpoint | None:
     """The checkpoint that the request goes on from, None for a run from the start.
 
     Seconds of a step that were measured then, and a micro-batch that was found, hold now too.
@@ -48,7 +48,7 @@ def find_resumed(program: Program) -> Checkpoint | None:
     return resumed
 
 
-def begin_checkpoints(program: Program, resumed: Checkpoint | None) -> CheckpointWriter:
+def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> CheckpointWriter:
     """Give the prepared `program` its checkpoints, and return what completes them.
 
     Raises:

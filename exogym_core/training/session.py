@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
 from exogym_core.results.history import mean_utilisation, where_time_went
-from exogym_core.training.background import Background
+from exogym_core.training.background import BackgroundObserver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from exogym_core.checkpoints.checkpoint import CheckpointWriter
     from exogym_core.ranks.run import RunResult
-    from exogym_core.results.history import FitResult, Recorder
+    from exogym_core.results.history import FitResult, RowRecorder
     from exogym_core.training.loop import RankOutcome
     from exogym_core.training.observer import FinalModels, Observer
     from exogym_core.training.program import Program
@@ -57,7 +57,7 @@ class Session:
         checkpoints: completed as it goes.
     """
 
-    def __init__(self, program: Program, recorder: Recorder, checkpoints: CheckpointWriter) -> None:
+    def __init__(self, program: Program, recorder: RowRecorder, checkpoints: CheckpointWriter) -> None:
         self._program, self._recorder, self._checkpoints = program, recorder, checkpoints
         self._rows: deque[Mapping[str, Any]] = deque()  # observed, perhaps in another thread
         self._workers = program.workers()
@@ -65,7 +65,9 @@ class Session:
         # Threads take turns with whoever judges; elsewhere judging goes on beside everything else.
         apart = not program.request.carrier.has_clock or self._workers.processes is not None
         self._looking = (
-            Background(self._observer, self._workers.intra_op_threads) if apart else _Inline(self._observer)
+            BackgroundObserver(self._observer, self._workers.intra_op_threads)
+            if apart
+            else _Inline(self._observer)
         )
 
     def run(self, result: FitResult) -> Sequence[RankOutcome]:

@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.ranks.torchrun import torchrun_rank
-from exogym_core.results.history import FitResult, Recorder
+from exogym_core.results.history import FitResult, RowRecorder
 from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.joined import fit_joined
@@ -261,7 +261,7 @@ def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[
     if request.on_event is not None:
         listeners.append(request.on_event)
     clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
-    recorder = Recorder(result, request.topology is not None, listeners, clock)
+    recorder = RowRecorder(result, request.topology is not None, listeners, clock)
     # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
     program.request = replace(request, on_event=None)
     try:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from netsim.files.errors import InputError, UnknownNameError
-from netsim.files.problems import MAX_PROBLEMS, KeyPath, Problem, key_text, printable, problems_of
+from netsim.files.problems import MAX_PROBLEMS, KeyPath, Mistake, key_text, printable, problems_of
 from netsim.files.units import shown
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "MAX_VALUES",
     "Document",
     "KeyPath",
-    "Problem",
+    "Mistake",
     "Schema",
     "load_document",
     "parse_document",
@@ -104,9 +104,9 @@ class Document:
     def error(self, path: Sequence[str | int], message: str | InputError) -> InputError:
         """An error about one key, to be raised: `FILE:LINE: KEY: message`; an UnknownNameError stays one."""
         is_unknown = isinstance(message, UnknownNameError)
-        return self.errors([Problem(tuple(path), str(message), is_unknown)])
+        return self.errors([Mistake(tuple(path), str(message), is_unknown)])
 
-    def errors(self, problems: Iterable[Problem]) -> InputError:
+    def errors(self, problems: Iterable[Mistake]) -> InputError:
         """One error, to be raised, that tells all problems in the order of the file, a complete line each."""
         ordered = sorted(problems, key=lambda problem: self.line_of(problem.path) or 0)
         lines = [self._told(problem) for problem in ordered[:MAX_PROBLEMS]]
@@ -115,7 +115,7 @@ class Document:
         kind = UnknownNameError if ordered[0].is_unknown_name else InputError
         return kind("\n".join(lines))
 
-    def _told(self, problem: Problem) -> str:
+    def _told(self, problem: Mistake) -> str:
         line = self.line_of(problem.path)
         place = self.where if line is None else f"{self.where}:{line}"
         key = key_text(problem.path)

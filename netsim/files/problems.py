@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = ["MAX_PROBLEMS", "KeyPath", "Problem", "key_text", "printable", "problems_of"]
+__all__ = ["MAX_PROBLEMS", "KeyPath", "Mistake", "key_text", "printable", "problems_of"]
 
 MAX_PROBLEMS = 20  # told in one error; the rest is counted
 
@@ -29,7 +29,7 @@ _ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Mistake:
     """One mistake in a document: the key it is at, what to do, and whether a name does not exist."""
 
     path: KeyPath
@@ -37,12 +37,12 @@ class Problem:
     is_unknown_name: bool = False
 
 
-def problems_of(error: ValidationError, data: object) -> list[Problem]:
+def problems_of(error: ValidationError, data: object) -> list[Mistake]:
     """The mistakes that `error` tells about `data`, one for each key."""
     return _told_once((problem for details in error.errors() for problem in _problems(details)), data)
 
 
-def _problems(details: ErrorDetails) -> Iterator[Problem]:
+def _problems(details: ErrorDetails) -> Iterator[Mistake]:
     """What pydantic found, in our words."""
     path = tuple(part for part in details["loc"] if part != "[key]")
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
@@ -54,23 +54,23 @@ def _problems(details: ErrorDetails) -> Iterator[Problem]:
                 if number < MAX_PROBLEMS
                 else f"unknown key '{name}'"
             )
-            yield Problem((*path, key), str(told), True)
+            yield Mistake((*path, key), str(told), True)
     elif kind == "value_error" and isinstance(context.get("error"), ValueError):
         error = context["error"]
-        yield Problem(path, str(error), isinstance(error, UnknownNameError))
+        yield Mistake(path, str(error), isinstance(error, UnknownNameError))
     elif kind == "missing":
-        yield Problem(path, "is missing: add this key")
+        yield Mistake(path, "is missing: add this key")
     elif kind == "literal_error" and isinstance(given, str) and "'" in context["expected"]:
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        yield Problem(path, str(unknown_name("choice", printable(given), known)), True)
+        yield Mistake(path, str(unknown_name("choice", printable(given), known)), True)
     else:
         got = context.get("actual_length", shown(given))
-        yield Problem(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
+        yield Mistake(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
 
 
-def _told_once(problems: Iterable[Problem], data: object) -> list[Problem]:
+def _told_once(problems: Iterable[Mistake], data: object) -> list[Mistake]:
     """One problem for a value that fits none of several types, which pydantic tells once a type."""
-    told: dict[KeyPath, list[Problem]] = {}
+    told: dict[KeyPath, list[Mistake]] = {}
     for problem in problems:
         told.setdefault(_without_types(problem.path, data), []).append(problem)
     return [
@@ -94,7 +94,7 @@ def _without_types(path: KeyPath, data: object) -> KeyPath:
     return tuple(kept)
 
 
-def _joined(path: KeyPath, problems: Sequence[Problem]) -> Problem:
+def _joined(path: KeyPath, problems: Sequence[Mistake]) -> Mistake:
     if len(problems) == 1:
         return replace(problems[0], path=path)
     wanted = [
@@ -106,7 +106,7 @@ def _joined(path: KeyPath, problems: Sequence[Problem]) -> Problem:
     choices = [problem for problem in problems if "did you mean" in problem.message]
     if choices:
         return replace(choices[0], path=path)
-    return Problem(path, f"expected {' or '.join(dict.fromkeys(words))}" + (f", got {got}" if got else ""))
+    return Mistake(path, f"expected {' or '.join(dict.fromkeys(words))}" + (f", got {got}" if got else ""))
 
 
 _EXPECTED = {

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from netsim.fluid.observer import Observer
+    from netsim.fluid.observer import NetworkObserver
     from netsim.fluid.paths import Path
     from netsim.fluid.tcp import Grant
     from netsim.topology.topology import Topology
 
-__all__ = ["Call", "Callbacks", "Carrier", "Elsewhere"]
+__all__ = ["Call", "Callbacks", "Elsewhere", "TransferCarrier"]
 
 Call = Callable[[], None]
 # When it is delivered, when its sender need not wait any more, and when it is dropped.
@@ -61,7 +61,7 @@ class Elsewhere(Protocol):
         """Whether there is nothing."""
 
 
-class Carrier:
+class TransferCarrier:
     """Sends, drains and delivers transfers; `netsim.fluid.network.Network` is the whole."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Carrier:
         self._next_order = 0
         self._turn: simpy.Event | None = None
         self._turn_at = math.inf
-        self._observers: list[Observer] = []
+        self._observers: list[NetworkObserver] = []
         # To be told at the end of this instant, by transfer: its place in the order of sending, and what to call.
         self._untold: dict[int, tuple[int, Call]] = {}
         self._delivered: list[

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from netsim.files.errors import DeadlockError, InputError
-from netsim.fluid.carrier import Carrier
+from netsim.fluid.carrier import TransferCarrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -41,7 +41,7 @@ class Waiting:
     links: tuple[int, ...]
 
 
-class ChangingCarrier(Carrier):
+class ChangingCarrier(TransferCarrier):
     """A carrier whose links change and whose hosts crash."""
 
     def __init__(

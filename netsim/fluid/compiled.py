@@ -15,7 +15,7 @@ import numpy as np
 from netsim.fluid.compiled_rates import (
     ITEM,
     SLOTS_IN_BLOCK,
-    Network,
+    LinkArrays,
     Records,
     compiled,
     enter,
@@ -265,7 +265,7 @@ def _begin_ready(flows: Records, links: Records, hops: Records, crossing: Record
 
 
 @compiled
-def _run(schedule: _Schedule, network: Network) -> None:
+def _run(schedule: _Schedule, network: LinkArrays) -> None:
     """Go from instant to instant until nothing is due any more."""
     flows, links, hops, crossing, lists, levels, blocks, due, path_links = network
     state = schedule.states[0]

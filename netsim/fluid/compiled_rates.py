@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from netsim.fluid.fairness import FloatArray, IntArray
 
 __all__ = [
-    "ITEM", "Network", "Records", "compiled", "enter", "find_rates", "leave", "next_due", "pop",
+    "ITEM", "LinkArrays", "Records", "compiled", "enter", "find_rates", "leave", "next_due", "pop",
     "push", "quiet_network", "record", "set_rates",
 ]  # fmt: skip
 
@@ -77,7 +77,7 @@ _LIST = record("free fresh noted met opened", "")
 _STATE = record("num_free num_fresh num_noted num_used num_waiting shift stamp", "least")
 
 
-class Network(NamedTuple):
+class LinkArrays(NamedTuple):
     """Draining transfers by slot, and the links they cross; the last link stands for none."""
 
     flows: Records
@@ -91,7 +91,9 @@ class Network(NamedTuple):
     path_links: IntArray
 
 
-def quiet_network(capacity: FloatArray, path_links: IntArray, at_once: IntArray) -> tuple[Network, Records]:
+def quiet_network(
+    capacity: FloatArray, path_links: IntArray, at_once: IntArray
+) -> tuple[LinkArrays, Records]:
     """A quiet network, with room for so many transfers of each path at once, and its state."""
     num, num_links = int(at_once.sum()), len(capacity)
     room = np.zeros(num_links + 1, np.int64)
@@ -104,7 +106,7 @@ def quiet_network(capacity: FloatArray, path_links: IntArray, at_once: IntArray)
     states["shift"] = shift = path_links.shape[1].bit_length()
     blocks = np.zeros(-(-num // SLOTS_IN_BLOCK), _BLOCK)
     blocks["due"] = math.inf
-    network = Network(
+    network = LinkArrays(
         np.zeros(num, _FLOW),
         links,
         np.zeros(num << shift, _HOP),

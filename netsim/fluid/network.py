@@ -13,7 +13,7 @@ import numpy as np
 
 from netsim.fluid.changes import ChangingCarrier
 from netsim.fluid.rates import Rates
-from netsim.fluid.snapshot import Connection, Flight, Snapshot
+from netsim.fluid.snapshot import Connection, Snapshot, TransferState
 from netsim.fluid.wires import Wires
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from netsim.fluid.carrier import Call
     from netsim.fluid.channel import Channel
     from netsim.fluid.fairness import FloatArray, IntArray
-    from netsim.fluid.observer import Observer
+    from netsim.fluid.observer import NetworkObserver
     from netsim.fluid.snapshot import Windows
 
 __all__ = ["Network"]
@@ -50,7 +50,7 @@ class Network(ChangingCarrier):
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: NetworkObserver) -> None:
         """Tell `observer` of what happens from now on."""
         self._observers.append(observer)
 
@@ -155,7 +155,7 @@ class Network(ChangingCarrier):
             self._channel(self._paths.between(src, dst), group).window = window.moved(shift_seconds)
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
-        """Count bytes that have gone between members on `hosts`: (source, target, bytes) by position, on their links."""
+        """Count bytes that have gone between members on `hosts`: (source, target, bytes), by position."""
         counted, between = self._bytes, self._paths.between
         for src, dst, num_bytes in pair_bytes:
             counted[between(hosts[src], hosts[dst]).index] += num_bytes
@@ -207,7 +207,7 @@ class Network(ChangingCarrier):
 
     def snapshot(self) -> Snapshot:
         """All that it carries, as far as it has come, and its connections as they are."""
-        in_use: dict[Channel, list[Flight]] = {}
+        in_use: dict[Channel, list[TransferState]] = {}
         for number, slot in self._slots.items():
             in_use.setdefault(self._of_slot[slot], []).append(self._flight(number, slot))
         connections = [
@@ -218,12 +218,12 @@ class Network(ChangingCarrier):
         has_turn = self._turn is not None
         return Snapshot(self.env.now, tuple(connections), tuple(self._delivered_bytes()), has_turn)
 
-    def _connection(self, channel: Channel, flights: list[Flight]) -> Connection:
+    def _connection(self, channel: Channel, flights: list[TransferState]) -> Connection:
         path, window = channel.path, channel.window and channel.window.moved(0.0)
         limit = channel.most_bytes_per_second
         return Connection(path.source, path.target, channel.connection, window, limit, tuple(flights))
 
-    def _flight(self, number: int, slot: int) -> Flight:
+    def _flight(self, number: int, slot: int) -> TransferState:
         transfers, now = self._transfers, self.env.now
         drains = slot in self._rates
         left = (
@@ -233,7 +233,7 @@ class Network(ChangingCarrier):
         if drains and due > now:
             due = float(transfers.timer[slot])  # its rate is found where it goes on
         untold = self._untold.get(number)
-        return Flight(
+        return TransferState(
             number=number,
             order=int(transfers.order[slot]),
             size=float(transfers.size[slot]),
@@ -260,7 +260,7 @@ class Network(ChangingCarrier):
         shift = self.env.now - kept.instant
         for source, target, num_bytes in kept.num_bytes:
             self._bytes[self._paths.between(source, target).index] += num_bytes
-        flights: list[tuple[int, Connection, Flight]] = []
+        flights: list[tuple[int, Connection, TransferState]] = []
         for connection in kept.connections:
             if connection.flights:
                 flights += [(flight.order, connection, flight) for flight in connection.flights]
@@ -281,7 +281,7 @@ class Network(ChangingCarrier):
     def _resume(
         self,
         connection: Connection,
-        flight: Flight,
+        flight: TransferState,
         number: int,
         rebind: Callable[[Call], Call],
         shift: float,

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
     from netsim.fluid.fairness import FloatArray, IntArray
 
-__all__ = ["Observer"]
+__all__ = ["NetworkObserver"]
 
 
-class Observer(Protocol):
+class NetworkObserver(Protocol):
     """What one who watches a network is told, at `network.env.now`. Looking changes nothing."""
 
     def transfer_started(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KEPT", "Bottleneck", "Overflow", "Round", "of_a_burst", "of_a_standing_window"]
+__all__ = ["KEPT", "Bottleneck", "Overflow", "WindowRound", "of_a_burst", "of_a_standing_window"]
 
 KEPT = 0.7  # of the window, at a loss: beta of RFC 9438
 
@@ -39,7 +39,7 @@ class Bottleneck(NamedTuple):
     round_trip: float
 
 
-class Round(NamedTuple):
+class WindowRound(NamedTuple):
     """One of the rounds to come.
 
     Attributes:
@@ -56,7 +56,7 @@ class Round(NamedTuple):
 class Overflow(NamedTuple):
     """The rounds that follow, and the window in bytes that the sender falls from when they are over."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[WindowRound, ...]
     window: float
 
 
@@ -74,7 +74,7 @@ def of_a_burst(window: float, limit: float, left: float, segment: float, there: 
     grown = window + heard
     missing = (min(window, left) - heard) / 2
     following = min(2 * heard + max(window - heard - (1 - KEPT) * grown, 0.0), limit)
-    first = Round(following, missing)
+    first = WindowRound(following, missing)
     if grown <= limit:
         return Overflow((first,), grown)
     stuck = _stuck(missing, segment, there)
@@ -82,7 +82,7 @@ def of_a_burst(window: float, limit: float, left: float, segment: float, there: 
     if burst <= there.share:
         return Overflow((first, stuck), grown)
     again = (burst - there.share) / there.rate
-    return Overflow((first, stuck, Round(0.0, 0.0, stuck.later + again)), burst)
+    return Overflow((first, stuck, WindowRound(0.0, 0.0, stuck.later + again)), burst)
 
 
 def of_a_standing_window(
@@ -90,11 +90,11 @@ def of_a_standing_window(
 ) -> Overflow:
     """A window of slow start has filled the pipe, and the queue cannot hold the rest; arguments as above."""
     missing = min(window - there.pipe - there.share, left)
-    first = Round(there.pipe, missing)
+    first = WindowRound(there.pipe, missing)
     rounds = (first,) if window < limit else (first, _stuck(missing, segment, there))
     return Overflow(rounds, there.pipe + there.share)
 
 
-def _stuck(missing: float, segment: float, there: Bottleneck) -> Round:
+def _stuck(missing: float, segment: float, there: Bottleneck) -> WindowRound:
     """Only what is missing leaves, and what that lets go; meanwhile the full queue goes on draining."""
-    return Round(missing + segment, 0.0, -min(there.share / there.rate, there.round_trip))
+    return WindowRound(missing + segment, 0.0, -min(there.share / there.rate, there.round_trip))

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from netsim.fluid.carrier import Call, Callbacks
     from netsim.fluid.tcp import Window
 
-__all__ = ["Connection", "Flight", "Snapshot", "Windows"]
+__all__ = ["Connection", "Snapshot", "TransferState", "Windows"]
 
 # Source host and target host -> the window of a group's connection.
 Windows = Mapping[tuple[int, int], "Window"]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class TransferState:
     """A transfer under way: the columns of `netsim.fluid.transfers` and who is to be told; `left` bytes remain."""
 
     number: int
@@ -46,7 +46,7 @@ class Connection:
     name: Hashable
     window: Window | None
     most_bytes_per_second: float
-    flights: tuple[Flight, ...]
+    flights: tuple[TransferState, ...]
 
 
 @dataclass(frozen=True, slots=True)

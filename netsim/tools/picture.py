@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
 
-__all__ = ["HOST", "INK", "PLACE", "Place", "Sketch", "Wire", "draw_matrix", "draw_sketch"]
+__all__ = ["HOST", "INK", "PLACE", "Line", "Place", "Sketch", "draw_matrix", "draw_sketch"]
 
 _MOST_LABELS = 14  # more links than this are told by a matrix beside the picture
 _MOST_LEAVES = 10  # more hosts that are alike and hang on one place are drawn as one
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Wire:
+class Line:
     """Both directions between two places; `there` leads from the first to the second.
 
     Attributes:
@@ -86,7 +86,7 @@ class Sketch:
     """A topology boiled down to places and wires."""
 
     places: list[Place] = field(default_factory=list)
-    wires: list[Wire] = field(default_factory=list)
+    wires: list[Line] = field(default_factory=list)
 
     @classmethod
     def of(cls, topology: Topology) -> Sketch:
@@ -116,7 +116,7 @@ class Sketch:
             one, other = index.get(link.source), index.get(link.target)
             if one is not None and other is not None and one < other:
                 to_host = sketch.places[one].is_router and not sketch.places[other].is_router
-                sketch.wires.append(Wire(one, other, link, by_ends[link.target, link.source], to_host))
+                sketch.wires.append(Line(one, other, link, by_ends[link.target, link.source], to_host))
         return sketch
 
     @property

@@ -12,7 +12,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import InputError, UnknownNameError, unknown_name
-from netsim.files.problems import Problem
+from netsim.files.problems import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def device_name(given: object, where: str = "") -> str:
     return plain
 
 
-def device_problems(data: Any) -> Iterator[Problem]:
+def device_problems(data: Any) -> Iterator[Mistake]:
     """What a topology file's plain data say of devices that nobody knows, by key."""
     for group in ("hosts", "regions"):
         entries = data.get(group) if isinstance(data, Mapping) else None
@@ -57,4 +57,4 @@ def device_problems(data: Any) -> Iterator[Problem]:
                 if device is not None:
                     device_name(device)
             except InputError as error:
-                yield Problem((group, str(name), "device"), str(error), isinstance(error, UnknownNameError))
+                yield Mistake((group, str(name), "device"), str(error), isinstance(error, UnknownNameError))

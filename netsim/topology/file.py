@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.documents import Document, KeyPath, Problem, validate
+from netsim.files.documents import Document, KeyPath, Mistake, validate
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.protocol import Protocol
@@ -42,7 +42,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class _Pipe:
+class _ReadPipe:
     """Two links, one each way, as one entry of the file has them."""
 
     source: str
@@ -79,7 +79,7 @@ class _Builder:
             raise document.error((), "is empty: expected a topology with hosts or regions, and links")
         self.document = document
         self.file = validate(TopologyFile, document)
-        self.problems: list[Problem] = []
+        self.problems: list[Mistake] = []
 
     def parts(self, folder: Path) -> Parts:
         nodes = self._nodes()
@@ -112,7 +112,7 @@ class _Builder:
         )
 
     def _problem(self, path: KeyPath, message: str | InputError) -> None:
-        self.problems.append(Problem(path, str(message), isinstance(message, TypeError)))
+        self.problems.append(Mistake(path, str(message), isinstance(message, TypeError)))
 
     def _raise_problems(self) -> None:
         if self.problems:
@@ -151,12 +151,12 @@ class _Builder:
         self._problem(path, f"duplicate name '{name}' (first {place}): rename one")
         return False
 
-    def _pipes(self, nodes: _Nodes) -> list[_Pipe]:
-        pipes: list[_Pipe] = []
+    def _pipes(self, nodes: _Nodes) -> list[_ReadPipe]:
+        pipes: list[_ReadPipe] = []
         seen: dict[tuple[str, str], KeyPath] = {}
         for region, area in self.file.regions.items():
             for number in range(area.hosts):
-                pipes.append(_Pipe(f"{region}.{number}", region, *area.rates, area.quality))
+                pipes.append(_ReadPipe(f"{region}.{number}", region, *area.rates, area.quality))
                 seen[f"{region}.{number}", region] = ("regions", region)
         for key, entries, known, what in (
             ("links", self.file.links, nodes.paths.keys(), "host or router"),
@@ -175,7 +175,7 @@ class _Builder:
         known: Collection[str],
         what: str,
         seen: dict[tuple[str, str], KeyPath],
-    ) -> _Pipe | None:
+    ) -> _ReadPipe | None:
         one, other = entry.between
         ends_path = (*path, "between")
         if not self._are_known(what, {ends_path: (one, other)}, known):
@@ -190,7 +190,7 @@ class _Builder:
             self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
             return None
         seen[one, other] = path
-        return _Pipe(one, other, *entry.rates, entry.quality, entry.egress)
+        return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
         """Whether all names given (at their key paths) are known; the others become problems."""
@@ -300,7 +300,7 @@ def _repeated(names: Sequence[str]) -> str:
     return next(name for position, name in enumerate(names) if name in names[:position])
 
 
-def _links(pipes: Iterable[_Pipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
+def _links(pipes: Iterable[_ReadPipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
     ways: list[tuple[int, int, Any]] = []
     for pipe in pipes:
         one, other = rank[pipe.source], rank[pipe.target]

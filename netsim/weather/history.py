@@ -49,7 +49,7 @@ def play_weather(
     """Play the weather of `topology`, without the traffic of others, for so many seconds or changes at most."""
     clock = Clock()
     network = Network(clock, replace(topology, weather=replace(topology.weather, background=())))
-    watcher = _Watcher(network)
+    watcher = _HistoryWatcher(network)
     network.observe(watcher)
     Faults(network)
     while clock.peek() <= until_seconds and watcher.num_changes < most_changes:
@@ -63,7 +63,7 @@ def play_weather(
     )
 
 
-class _Watcher:
+class _HistoryWatcher:
     """Keeps what links carry; nothing is sent here."""
 
     def __init__(self, network: Network) -> None:

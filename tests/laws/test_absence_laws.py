@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.files.errors import DeadlockError
 
@@ -145,7 +145,7 @@ def test_stopped_and_resumed_is_never_stopped(name: str, stop_at: int, tmp_path:
     assert folder is not None
     kept = find_checkpoint(folder)
     again = fit(OUTAGES[name], resume_from=folder, checkpoint_interval=3)
-    assert again.resumed_step == (kept.step if isinstance(kept, Checkpoint) else 0)
+    assert again.resumed_step == (kept.step if isinstance(kept, StoredCheckpoint) else 0)
     assert outcome(again) == undisturbed(name)
 
 

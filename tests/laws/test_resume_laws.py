@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from exogym_core import Trainer
-from exogym_core.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.data.samples import Source
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
@@ -110,7 +110,7 @@ def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitRe
 def last_checkpoint(result: FitResult) -> Any:
     assert result.checkpoint_folder is not None
     checkpoint = find_checkpoint(result.checkpoint_folder)
-    assert isinstance(checkpoint, Checkpoint)
+    assert isinstance(checkpoint, StoredCheckpoint)
     states = [checkpoint.rank_state(rank) for rank in range(NUM_NODES)]
     logs = [
         [request for request in log if "checkpoint" not in getattr(request, "row", {})]

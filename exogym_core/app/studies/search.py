@@ -18,12 +18,12 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from exogym_core.app.studies.points import Point, Sweep
 
-__all__ = ["Source", "source_of"]
+__all__ = ["TrialSource", "source_of"]
 
 _REDRAWS = 100  # before a space counts as used up
 
 
-class Source(Protocol):
+class TrialSource(Protocol):
     """Proposes points, one after the other."""
 
     def ask(self) -> Point | None:
@@ -33,7 +33,7 @@ class Source(Protocol):
         """What came of the last: the number to be small; None: it failed."""
 
 
-def source_of(sweep: Sweep) -> Source:
+def source_of(sweep: Sweep) -> TrialSource:
     """The source that the sweep names.
 
     Raises:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["Exchange", "Site"]
+__all__ = ["Site", "SiteExchange"]
 
 
-class Exchange(Protocol):
+class SiteExchange(Protocol):
     """What replaces values by a mean of several ranks' values, such as `Averaging` and `Mixing`."""
 
     def steps(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
@@ -58,7 +58,7 @@ class Site:
         inside = comm.group(range(first, first + ranks_per_site))
         return cls(inside, comm.group(range(place, comm.world_size, ranks_per_site)))
 
-    def steps(self, averaging: Exchange, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
+    def steps(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
         """Average `flat` over sites, in place; the ranks of a site have the same values.
 
         Each rank of a site of k averages the k-th part that falls to it with its like in the other sites,
@@ -81,7 +81,7 @@ class Site:
             part.copy_(got)
         return flat
 
-    def average(self, averaging: Exchange, flat: Tensor, residual: Tensor | None = None) -> Tensor:
+    def average(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same, waited for."""
         return run(self.steps(averaging, flat, residual))
 

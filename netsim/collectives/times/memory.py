@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
-from netsim.collectives.times.states import State, Step
+from netsim.collectives.times.states import State, Transition
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -65,7 +65,7 @@ class Memory:
 
     def __init__(self, solvers: Sequence[Solver]) -> None:
         self._solvers = solvers
-        self.steps: Recent[Step] = Recent(_MOST_STEPS)
+        self.steps: Recent[Transition] = Recent(_MOST_STEPS)
         self.states: Recent[State] = Recent(_MOST_STATES)
         self._num_new = 0
 
@@ -78,7 +78,7 @@ class Memory:
         """One more goes by that is not looked up."""
         self._num_new += 1
 
-    def solve(self, way: Way, state: State, entries: Entries) -> Step:
+    def solve(self, way: Way, state: State, entries: Entries) -> Transition:
         """Where it leads that these enter, from a state that the way has got to."""
         edge = (state.number, entries.key())
         step = self.steps.recall(edge)
@@ -95,7 +95,7 @@ class Memory:
             return step
         if start is not None and entries.openings and not way.is_quiet:
             conditions = tuple(opening.conditions for opening in entries.openings)
-            step = Step(step.kept, self._state(step.state, start, (start.key(), conditions)))
+            step = Transition(step.kept, self._state(step.state, start, (start.key(), conditions)))
         step.state.is_kept = True
         return self.steps.keep(edge, step) if state.is_kept else step
 

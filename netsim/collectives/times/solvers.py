@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netsim.collectives.times.compiled import compiled_seconds
 from netsim.collectives.times.recurrence import contention_free_seconds
-from netsim.collectives.times.states import State, Step
+from netsim.collectives.times.states import State, Transition
 from netsim.fluid.capacity import can_compile
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Way(Protocol):
 class Solver(Protocol):
     """One way of finding out."""
 
-    def solve(self, way: Way, entries: Entries) -> Step | None:
+    def solve(self, way: Way, entries: Entries) -> Transition | None:
         """Where it leads that these enter; None: it cannot tell."""
 
 
@@ -53,7 +53,7 @@ class Quick:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    def solve(self, way: Way, entries: Entries) -> Step | None:
+    def solve(self, way: Way, entries: Entries) -> Transition | None:
         """Where it leads; None: messages meet and are few, or it is anything else."""
         if not way.is_quiet or len(entries.openings) > 1 or not self._network.protocol.is_plain:
             return None
@@ -70,16 +70,16 @@ class Quick:
         if seconds is None:
             return None
         is_over = bool((seconds < np.inf).all())
-        return Step((), State(ends=_by_instant(seconds), known_until=math.inf, is_over=is_over))
+        return Transition((), State(ends=_by_instant(seconds), known_until=math.inf, is_over=is_over))
 
 
 class ByEvents:
     """Message by message, as time goes by."""
 
-    def solve(self, way: Way, entries: Entries) -> Step:
+    def solve(self, way: Way, entries: Entries) -> Transition:
         """Where it leads."""
         kept, sandbox = way.sandbox_after(entries)
-        return Step(kept, State(sandbox.known, known_until=entries.lasting, start=sandbox))
+        return Transition(kept, State(sandbox.known, known_until=entries.lasting, start=sandbox))
 
 
 def _by_instant(seconds: Seconds) -> list[End]:

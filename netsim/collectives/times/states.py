@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from netsim.collectives.times.sandbox import Sandbox
     from netsim.fluid.snapshot import Windows
 
-__all__ = ["GRID_PER_SECOND", "End", "Entries", "State", "Step", "to_ticks"]
+__all__ = ["GRID_PER_SECOND", "End", "Entries", "State", "Transition", "to_ticks"]
 
 GRID_PER_SECOND = 2.0**30
 
@@ -85,7 +85,7 @@ class State:
     is_kept: bool = False
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     """Where entries lead: the places of the collectives that were there and still are, and the next state."""
 
     kept: tuple[int, ...]

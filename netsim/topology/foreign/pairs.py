@@ -11,14 +11,14 @@ from netsim.topology.foreign.draft import Assumed, Draft, DraftLink, millisecond
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["GOODPUT_SHARE", "Pairs", "Way"]
+__all__ = ["GOODPUT_SHARE", "OneWay", "Pairs"]
 
 GOODPUT_SHARE = 1448 / 1514
 """Payload of a full TCP segment by its bytes on the wire (Ethernet frame), as `linux-tcp` counts them."""
 
 
 @dataclass
-class Way:
+class OneWay:
     """What was measured from one place to another; None where it was not.
 
     Attributes:
@@ -38,12 +38,12 @@ class Pairs:
     """Ways by (from, to)."""
 
     def __init__(self) -> None:
-        self.ways: dict[tuple[str, str], Way] = {}
+        self.ways: dict[tuple[str, str], OneWay] = {}
         self.sources: list[str] = []
 
-    def way(self, source: str, target: str) -> Way:
+    def way(self, source: str, target: str) -> OneWay:
         """The way from one place to another, new or known."""
-        return self.ways.setdefault((source, target), Way())
+        return self.ways.setdefault((source, target), OneWay())
 
     def add(
         self,
@@ -91,8 +91,8 @@ class Pairs:
         return draft
 
     def _link(self, one: str, other: str, assumed: Assumed, taken: dict[str, str]) -> DraftLink:
-        there = self.ways.get((one, other), Way())
-        back = self.ways.get((other, one), Way())
+        there = self.ways.get((one, other), OneWay())
+        back = self.ways.get((other, one), OneWay())
         trips = [way.rtt_seconds for way in (there, back) if way.rtt_seconds is not None]
         notes = [f"{one} to {other}: {note}" for note in there.notes]
         notes += [f"{other} to {one}: {note}" for note in back.notes]
