@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.context import StepContext
 
 __all__ = ["PlannedLearner"]
 
@@ -35,23 +37,35 @@ class PlannedLearner:
     def __init__(
         self, model: nn.Module, comm: Communicator, strategy: Strategy, seconds: Callable[[int], float]
     ) -> None:
+        self.scaler: torch.amp.GradScaler | None = None
         self._comm, self._strategy, self._seconds = comm, strategy, seconds
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._total = sum(parameter.numel() for parameter in self._parameters) or 1
 
-    def gradients(self, step: int) -> None:
-        """Forward and backward pass of the 0-based `step`."""
-        seconds = self._seconds(step)
+    def gradients(self, step: None, context: StepContext) -> float:
+        """Forward and backward pass of the step that `context` numbers; there is no loss."""
+        seconds = self._seconds(context.number)
         self._strategy.before_backward(last_micro_batch=True)
         if not self._strategy.overlaps_backward:
             self._comm.advance(seconds)
             for parameter in self._parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
-            return
+            return math.nan
         self._comm.advance(seconds * _FORWARD_SHARE)
         backward = seconds * (1 - _FORWARD_SHARE)
         for parameter in reversed(self._parameters):
             self._comm.advance(backward * parameter.numel() / self._total)
             # The pass of this parameter alone: it sets the gradient and runs the hooks that wait for it.
             torch.autograd.backward(parameter, torch.empty_like(parameter))
+        return math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a plan is made at once."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to restore."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""

@@ -17,6 +17,7 @@ from exogym_core.planning.rounds import period_of
 from exogym_core.ranks.run import run_ranks
 from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.parts.selectors import IndexSelector, RandomIndexSelector
+from exogym_core.training.loop import take_step
 from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -131,14 +132,14 @@ class _Runner:
     ) -> None:
         self.comm, self.model, self.strategy = comm, model, strategy
         strategy.setup(model, comm, num_steps, 0)
+        # Ranks share a model's gradients, which hold no values: there is nothing to forget.
+        strategy.zero_grad = _nothing  # type: ignore[method-assign]
         self.learner = PlannedLearner(model, comm, strategy, seconds)
         self._seconds = seconds
 
     def step(self, step: int) -> None:
         """One step as training does it."""
-        self.strategy.begin_step(StepContext(last_micro_batch=False))
-        self.learner.gradients(step)
-        self.strategy.step()
+        take_step(self.strategy, self.learner, None, StepContext(step, last_micro_batch=False))
 
     def quiet_step(self, step: int) -> None:
         """One that sends nothing: time passes and the step is counted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -25,7 +25,10 @@ __all__ = ["Learner", "StepCost", "TorchLearner"]
 _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
 
-class Learner(Protocol):
+Samples = TypeVar("Samples", contravariant=True)
+
+
+class Learner(Protocol[Samples]):
     """What turns batches into gradients on one rank. The loop knows nothing else of models.
 
     Attributes:
@@ -34,7 +37,7 @@ class Learner(Protocol):
 
     scaler: torch.amp.GradScaler | None
 
-    def gradients(self, step: StepSamples, context: StepContext) -> float:
+    def gradients(self, step: Samples, context: StepContext) -> float:
         """Leave the gradients of a step's samples in `.grad`, advance the clock, and return their mean loss."""
 
     def state_dict(self) -> dict[str, Any]:

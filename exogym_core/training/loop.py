@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from exogym_core.training.learner import Learner
 
-__all__ = ["Loop", "RankOutcome"]
+__all__ = ["Loop", "RankOutcome", "take_step"]
+
+Samples = TypeVar("Samples")
 
 
 @dataclass
@@ -40,6 +42,15 @@ class RankOutcome:
     state: dict[str, Any]
     max_steps: int
     remarks: tuple[str, ...] = ()
+
+
+def take_step(strategy: Strategy, learner: Learner[Samples], step: Samples, context: StepContext) -> float:
+    """One local step of a strategy that has been set up, whoever learns; returns the loss."""
+    strategy.begin_step(context)
+    strategy.zero_grad()
+    loss = learner.gradients(step, context)
+    strategy.step()
+    return loss
 
 
 class Loop:
@@ -69,7 +80,7 @@ class Loop:
         model: nn.Module,
         strategy: Strategy,
         data: Source,
-        make_learner: Callable[[], Learner],
+        make_learner: Callable[[], Learner[StepSamples]],
         max_steps: int,
         *,
         seed: int = 42,
@@ -85,7 +96,7 @@ class Loop:
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._coding = coding
         self._payload_then = -1  # payload bytes sent when ranks were last together
-        self._learner: Learner | None = None
+        self._learner: Learner[StepSamples] | None = None
         self._deposits: Deposits | None = None
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -152,10 +163,7 @@ class Loop:
         context = StepContext(
             self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of
         )
-        strategy.begin_step(context)
-        strategy.zero_grad()
-        loss = self.learner.gradients(step, context)
-        strategy.step()
+        loss = take_step(strategy, self.learner, step, context)
         traffic = self.comm.traffic
         self.comm.mark(
             {
@@ -191,7 +199,7 @@ class Loop:
         self._deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> Learner[StepSamples]:
         """What turns batches into gradients; there from the start on."""
         assert self._learner is not None
         return self._learner
