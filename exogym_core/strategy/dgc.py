@@ -11,16 +11,8 @@ import torch
 
 from exogym_core.strategy.chain import Chain
 from exogym_core.strategy.exchange import GradientExchange, plain_sgd
-from exogym_core.strategy.options.arguments import (
-    Options,
-    checked_options,
-    fraction,
-    number,
-    option,
-    refuse_unknown,
-    share,
-    whole_number,
-)
+from exogym_core.strategy.options import arguments
+from exogym_core.strategy.options.arguments import Options, checked_options, option, refuse_unknown
 from exogym_core.strategy.options.optim import OptimSpec
 from exogym_core.strategy.parts.blocks import matrix_shape
 from exogym_core.strategy.parts.flat import flatten, unflatten
@@ -53,18 +45,14 @@ class DGCOptions(Options):
         clip: each rank clips its gradient's norm to this over the square root of the number of ranks.
     """
 
-    density: float = option(0.001, fraction)
-    momentum: float = option(0.9, share)
-    density_warmup_steps: int = option(0, whole_number)
-    clip: float | None = option(None, number)
+    density: float = option(0.001, arguments.fraction)
+    momentum: float = option(0.9, arguments.share)
+    density_warmup_steps: int = option(0, arguments.whole_number)
+    clip: float | None = option(None, arguments.number)
 
 
 class LargestGradients(GradientExchange):
-    """The mean of what ranks send of their accumulated momenta: the largest values of each matrix.
-
-    Args:
-        options: of `DGCOptions`.
-    """
+    """The mean of what ranks send of their accumulated momenta: the largest values of each matrix."""
 
     Options = DGCOptions
     work = "largest"
@@ -86,10 +74,8 @@ class LargestGradients(GradientExchange):
         """The share that the 0-based `step` sends."""
         if step >= self.options.density_warmup_steps:
             return self.options.density
-        return float(
-            self.options.density
-            ** ((step * _STAGES // self.options.density_warmup_steps + 1) / (_STAGES + 1))
-        )
+        stage = 1 + step * _STAGES // self.options.density_warmup_steps
+        return float(self.options.density ** (stage / (_STAGES + 1)))
 
     def before_update(self) -> None:
         """Clip this rank's gradient, then exchange."""
@@ -139,18 +125,15 @@ class DGCStrategy(Chain):
 
     Vectors go whole and have the same momentum. With `density=1` and `momentum=0` it is AllReduce with plain SGD.
 
-    Bytes: the payload is 8 bytes a value sent (its place in 32 bits, fp32), all-gathered: n - 1 times that; and the
-    vectors' own, `2 (n - 1) / n` times, each step.
+    Bytes: 8 a value sent (a place of 32 bits, fp32), n - 1 times each step; the vectors' own `2 (n - 1) / n` times.
 
     Args:
-        optim_spec: the optimizer that applies it: SGD without momentum (learning rate 0.1 by default), or a factory of
-            one's own. Others of torch's are refused: the momentum is applied already.
+        optim_spec: applies it: SGD without momentum (lr 0.1) or a factory; others are refused, momentum is in it.
         density: share of a matrix's values that is sent.
         options: of `DGCOptions`, and of every Strategy: `lr`, `max_norm` (of the mean), `lr_scheduler`, ...
 
     References:
-        Lin et al., Deep Gradient Compression, arXiv 1712.01887, algorithm 2; the warm-up, the clipping of each rank's
-        gradient and dense vectors from the authors' code (synxlin/deep-gradient-compression).
+        Lin et al., arXiv 1712.01887, algorithm 2; the warm-up, local clipping and dense vectors from the authors' code.
     """
 
     Options = DGCOptions
