@@ -9,8 +9,8 @@ import pytest
 
 from netsim.face.flows import play_flows
 from netsim.fluid.clock import Clock
+from netsim.fluid.cubic import cubic_segments
 from netsim.fluid.network import Network
-from netsim.fluid.tcp import cubic_segments
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 

@@ -12,6 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from exogym_core.torch_backend.tensors import (
+    copy_all,
+    even_splits,
+    fill,
+    first_of,
+    op_of,
+    plain_form,
+    reducible,
+)
 from exogym_core.torch_backend.work import NetsimWork
 from netsim.files.errors import InputError
 
@@ -25,18 +34,6 @@ if TYPE_CHECKING:
     from exogym_core.torch_backend.session import RankSession
 
 __all__ = ["NetsimGroup"]
-
-_OPS = {
-    "SUM": "sum",
-    "AVG": "avg",
-    "PRODUCT": "product",
-    "MIN": "min",
-    "MAX": "max",
-    "BAND": "band",
-    "BOR": "bor",
-    "BXOR": "bxor",
-    "PREMUL_SUM": "sum",
-}
 
 
 class NetsimGroup(dist.ProcessGroup):
@@ -133,7 +130,7 @@ class NetsimGroup(dist.ProcessGroup):
     # --- collectives ---------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
-        return self._reduced("all_reduce", tensors, _op_of(opts))
+        return self._reduced("all_reduce", tensors, op_of(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
@@ -142,16 +139,16 @@ class NetsimGroup(dist.ProcessGroup):
             for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
                 tensor.detach().copy_(part.view_as(tensor))
 
-        work = self._reduced("all_reduce", [flat], _op_of(opts))
+        work = self._reduced("all_reduce", [flat], op_of(opts))
         return self._then(work, "allreduce_coalesced", finish, tensors)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
-        return self._reduced("reduce", tensors, _op_of(opts), root=int(opts.rootRank))
+        return self._reduced("reduce", tensors, op_of(opts), root=int(opts.rootRank))
 
     def _reduced(self, name: str, tensors: Sequence[Tensor], op: Any, root: int = 0) -> NetsimWork:
         works = []
         for tensor in tensors:
-            plain, op_name, back = _reducible(tensor, op)
+            plain, op_name, back = reducible(tensor, op)
             works.append((tensor, plain, back, op_name))
         writes = name == "all_reduce" or self._comm.rank == root
 
@@ -162,7 +159,7 @@ class NetsimGroup(dist.ProcessGroup):
 
         with self._session.call() as _:
             handles = [
-                self._post(name, [plain], _first_of(plain), reduce_op=op_name, root=root)
+                self._post(name, [plain], first_of(plain), reduce_op=op_name, root=root)
                 for _, plain, _, op_name in works
             ]
         return self._work(name, handles, finish, tensors)
@@ -176,7 +173,7 @@ class NetsimGroup(dist.ProcessGroup):
                     tensor.detach().copy_(value)
 
         with self._session.call():
-            handles = [self._post("broadcast", [_plain(t)], _first_of(t), root=root) for t in tensors]
+            handles = [self._post("broadcast", [plain_form(t)], first_of(t), root=root) for t in tensors]
         return self._work("broadcast", handles, finish, tensors)
 
     def allgather(
@@ -184,10 +181,10 @@ class NetsimGroup(dist.ProcessGroup):
     ) -> NetsimWork:
         def finish(got: list[Any]) -> None:
             for into, parts in zip(outputs, got, strict=True):
-                _copy_all(into, parts)
+                copy_all(into, parts)
 
         with self._session.call():
-            handles = [self._post("all_gather", [_plain(t)], list) for t in inputs]
+            handles = [self._post("all_gather", [plain_form(t)], list) for t in inputs]
         return self._work("allgather", handles, finish, [t for into in outputs for t in into])
 
     def allgather_coalesced(
@@ -200,10 +197,10 @@ class NetsimGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
         def finish(got: list[Any]) -> None:
-            _fill(output, got[0])
+            fill(output, got[0])
 
         with self._session.call():
-            handle = self._post("all_gather", [_plain(tensor)], list)
+            handle = self._post("all_gather", [plain_form(tensor)], list)
         return self._work("all_gather_into_tensor", [handle], finish, [output])
 
     def all_gather_single_coalesced(
@@ -217,28 +214,28 @@ class NetsimGroup(dist.ProcessGroup):
 
         def finish(got: list[Any]) -> None:
             if self._comm.rank == root:
-                _copy_all(outputs[0], got[0])
+                copy_all(outputs[0], got[0])
 
         with self._session.call():
-            handle = self._post("gather", [_plain(inputs[0])], list, root=root)
+            handle = self._post("gather", [plain_form(inputs[0])], list, root=root)
         return self._work("gather", [handle], finish, [t for into in outputs for t in into])
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
         root, output = int(opts.rootRank), outputs[0]
-        parts = [_plain(part) for part in inputs[0]] if self._comm.rank == root else []
+        parts = [plain_form(part) for part in inputs[0]] if self._comm.rank == root else []
 
         def finish(got: list[Any]) -> None:
             output.detach().copy_(got[0])
 
         with self._session.call():
-            handle = self._post("scatter", parts, _first_of(output), root=root, like=[_plain(output)])
+            handle = self._post("scatter", parts, first_of(output), root=root, like=[plain_form(output)])
         return self._work("scatter", [handle], finish, outputs)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> NetsimWork:
         works = [
-            self._reduce_scattered(output, list(parts), _op_of(opts))
+            self._reduce_scattered(output, list(parts), op_of(opts))
             for output, parts in zip(outputs, inputs, strict=True)
         ]
         return _together(self._session, works)
@@ -250,7 +247,7 @@ class NetsimGroup(dist.ProcessGroup):
                 f"the output's {output.numel()}"
             )
         flat = tensor.detach().reshape(self.size(), -1)
-        return self._reduce_scattered(output, list(flat), _op_of(opts))
+        return self._reduce_scattered(output, list(flat), op_of(opts))
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -259,7 +256,7 @@ class NetsimGroup(dist.ProcessGroup):
         return _together(self._session, works)
 
     def _reduce_scattered(self, output: Tensor, parts: list[Tensor], op: Any) -> NetsimWork:
-        made = [_reducible(part, op) for part in parts]
+        made = [reducible(part, op) for part in parts]
         plain, op_name, back = [m[0] for m in made], made[0][1], made[0][2]
 
         def finish(got: list[Any]) -> None:
@@ -271,10 +268,10 @@ class NetsimGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
         def finish(got: list[Any]) -> None:
-            _copy_all(outputs, got[0])
+            copy_all(outputs, got[0])
 
         with self._session.call():
-            handle = self._post("all_to_all", [_plain(t) for t in inputs], list)
+            handle = self._post("all_to_all", [plain_form(t) for t in inputs], list)
         return self._work("all_to_all", [handle], finish, outputs)
 
     def all_to_all_single(
@@ -285,8 +282,8 @@ class NetsimGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int] | None,
         opts: Any = None,
     ) -> NetsimWork:
-        given = tensor.detach().split(list(input_split_sizes or _even(tensor, self.size(), "input")))
-        into = output.detach().split(list(output_split_sizes or _even(output, self.size(), "output")))
+        given = tensor.detach().split(list(input_split_sizes or even_splits(tensor, self.size(), "input")))
+        into = output.detach().split(list(output_split_sizes or even_splits(output, self.size(), "output")))
         return self._then(self.alltoall(into, given), "all_to_all", lambda got: None, [output])
 
     def barrier(self, opts: Any = None) -> NetsimWork:
@@ -310,12 +307,12 @@ class NetsimGroup(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
         with self._session.call() as comm:
-            handle: Any = self._comm.isend(_plain(tensors[0]), dst, tag)
+            handle: Any = self._comm.isend(plain_form(tensors[0]), dst, tag)
         del comm
         return self._work("send", [handle], lambda got: None, tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
-        into = torch.empty_like(_plain(tensors[0]))
+        into = torch.empty_like(plain_form(tensors[0]))
 
         def finish(got: list[Any]) -> None:
             tensors[0].detach().copy_(got[0].view(tensors[0].dtype))
@@ -325,7 +322,7 @@ class NetsimGroup(dist.ProcessGroup):
         return self._work("recv", [handle], finish, tensors, source=src)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
-        into = torch.empty_like(_plain(tensors[0]))
+        into = torch.empty_like(plain_form(tensors[0]))
         with self._session.call():
             source = self._comm.recv(into, None, tag)
             tensors[0].detach().copy_(into)
@@ -390,67 +387,3 @@ def _together(session: RankSession, works: Sequence[NetsimWork]) -> NetsimWork:
         return works[0]
     outputs = [tensor for work in works for tensor in work.outputs]
     return NetsimWork(session, "coalesced", [_OfWork(work) for work in works], lambda got: None, outputs)
-
-
-def _op_of(opts: Any) -> Any:
-    if opts is None:
-        return dist.ReduceOp.SUM
-    return getattr(opts, "reduceOp", opts)
-
-
-def _reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], Tensor]]:
-    """A tensor that our collectives reduce, how, and the way back.
-
-    Raises:
-        InputError: c10d's op has no meaning for the dtype.
-    """
-    state = op.__getstate__() if hasattr(op, "__getstate__") else (op, None)
-    kind, factor = (state[0], state[1]) if isinstance(state, tuple) else (op, None)
-    word = str(getattr(kind, "name", kind)).rsplit(".", maxsplit=1)[-1].upper()
-    plain = tensor.detach()
-    if word not in _OPS:
-        word = next((name for name in _OPS if op == getattr(dist.ReduceOp, name, None)), word)
-    if word not in _OPS:
-        raise InputError(f"netsim: no reduction {op!r}")
-    if factor is not None:
-        plain = plain * factor
-    if plain.is_complex():
-        if _OPS[word] not in ("sum", "avg"):
-            raise InputError(f"netsim: {word} of {tensor.dtype} has no meaning; use SUM or AVG")
-        return torch.view_as_real(plain).contiguous(), _OPS[word], torch.view_as_complex
-    if plain.dtype == torch.bool:
-        name = "max" if _OPS[word] in ("sum", "max", "bor") else "min"
-        name = "bxor" if word == "BXOR" else name
-        return plain.to(torch.uint8), name, lambda value: value.to(torch.bool)
-    return plain, _OPS[word], lambda value: value
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """What travels: the tensor's values without its sparse or conjugate form."""
-    return tensor.detach().resolve_conj().contiguous()
-
-
-def _first_of(like: Tensor) -> Callable[[tuple[Tensor, ...]], Tensor]:
-    """What has come, or on members that get nothing their own."""
-    return lambda got: got[0].clone() if got else like.detach()
-
-
-def _copy_all(into: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-    for tensor, part in zip(into, parts, strict=True):
-        tensor.detach().copy_(part.view(tensor.dtype).view_as(tensor))
-
-
-def _fill(output: Tensor, parts: Sequence[Tensor]) -> None:
-    flat = output.detach()
-    flat = flat.view(-1) if flat.is_contiguous() else flat
-    gathered = torch.cat([part.reshape(-1) for part in parts])
-    flat.copy_(gathered.view_as(flat))
-
-
-def _even(tensor: Tensor, size: int, which: str) -> list[int]:
-    if tensor.shape[0] % size:
-        raise ValueError(
-            f"all_to_all_single: the {which}'s first dimension is {tensor.shape[0]}; give split sizes, or a multiple "
-            f"of the world size {size}"
-        )
-    return [tensor.shape[0] // size] * size

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,37 +28,21 @@ from netsim.fluid.transfers import Transfers
 from netsim.topology.protocol import Protocol as TransferProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     import simpy
 
+    from netsim.fluid.elsewhere import Elsewhere
     from netsim.fluid.observer import NetworkObserver
     from netsim.fluid.paths import Path
     from netsim.fluid.tcp import Grant
     from netsim.topology.topology import Topology
 
-__all__ = ["Call", "Callbacks", "Elsewhere", "TransferCarrier"]
+__all__ = ["Call", "Callbacks", "TransferCarrier"]
 
 Call = Callable[[], None]
 # When it is delivered, when its sender need not wait any more, and when it is dropped.
 Callbacks = tuple[Call, Call | None, Call | None]
-
-
-class Elsewhere(Protocol):
-    """What belongs to a network and is reckoned without it, as long as nothing else comes in its way."""
-
-    def before_change(self, links: Iterable[int] | None) -> None:
-        """Something is about to start, end by force or change on these links (None: on any)."""
-
-    def come_back(self) -> None:
-        """Be on the network from now on."""
-
-    def host_bytes(self) -> Iterator[tuple[int, int, float]]:
-        """Source host, target host and payload bytes that have come through by now."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing."""
 
 
 class TransferCarrier:

@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from netsim.fluid.cubic import ALIKE, Period, cubic_segments, inflection_seconds
 from netsim.fluid.overflow import KEPT, Bottleneck, Overflow, of_a_burst, of_a_standing_window
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from netsim.topology.protocol import Protocol
 
-__all__ = ["Grant", "Window", "cubic_segments", "share_weight"]
+__all__ = ["Grant", "Window", "share_weight"]
 
 # A round trip is over, and a window used up, when no more than rounding is missing.
 _ROUNDING = 1e-9
@@ -62,10 +63,7 @@ _FORGOTTEN_SECONDS = 3600.0
 # What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
 _QUEUE_SECONDS = 0.1
 
-_GROWTH = 0.4  # segments per second cubed: C of RFC 9438
-_RENO_GROWTH = 3 * (1 - KEPT) / (1 + KEPT)  # segments per round trip
 _PIECES = 8  # in which a period of growth is cut
-_ALIKE = 1.0 - 1e-5  # times a period's figure is less than that of one like it
 _SETTLED = (
     16  # periods in which no window was in the way: by then one that falls from loss to loss would have been
 )
@@ -92,37 +90,10 @@ def share_weight(protocol: Protocol, round_trip_seconds: float) -> float:
     return protocol.streams / (round_trip_seconds + _QUEUE_SECONDS)
 
 
-def cubic_segments(seconds: float, largest: float, round_trip_seconds: float) -> float:
-    """CUBIC's window so long after a loss at `largest` segments: RFC 9438, equations 1 and 4."""
-    cubic = _GROWTH * (seconds - _inflection_seconds(largest)) ** 3 + largest
-    reno = KEPT * largest + _RENO_GROWTH * seconds / round_trip_seconds
-    return max(cubic, reno)
-
-
-def _inflection_seconds(largest: float) -> float:
-    """K of RFC 9438: when the window is back at `largest`."""
-    return math.cbrt(largest * (1 - KEPT) / _GROWTH)
-
-
 # Of a window, what means nothing as long as CUBIC does not rule.
 _WITHOUT_LOSS = dict.fromkeys(
     ("_lost_at", "_lost", "_period", "_num_alike", "_since_loss", "_was_held", "_granted", "_cap")
 )
-
-
-class Period(NamedTuple):
-    """From one loss to the next: seconds, bytes, the window in bytes at the second, and if it ever held bytes up."""
-
-    seconds: float
-    num_bytes: float
-    window: float
-    was_held: bool
-
-    def is_like(self, other: Period) -> bool:
-        """Whether it is the same but for rounding, and what is left of how it began; or no window is in the way."""
-        if not (self.was_held or other.was_held):
-            return True
-        return all(min(pair) > max(pair) * _ALIKE for pair in zip(self[:3], other[:3], strict=True))
 
 
 _INSTANTS = ("_began", "_last_used", "_lost", "_granted")  # of a window, what is a point in time
@@ -310,7 +281,7 @@ class Window:
         elif drained > 0:
             if not math.isnan(self._lost_at):
                 self._since_loss += drained
-                self._was_held |= drained >= self._cap * (now - self._granted) * _ALIKE
+                self._was_held |= drained >= self._cap * (now - self._granted) * ALIKE
             self._left = left
             self._used += drained
             self._until_loss -= drained
@@ -437,7 +408,7 @@ class Window:
             if num > 1:
                 return self._grant_coast(num)
         elapsed = now - self._lost
-        whole = _inflection_seconds(self._lost_at / self._segment)
+        whole = inflection_seconds(self._lost_at / self._segment)
         to_loss = self._until_loss * self._round_trip / self._window
         piece = max(min(whole, 2 * to_loss) / _PIECES, self._round_trip)
         grown = self._cubic(elapsed) >= self._limit
