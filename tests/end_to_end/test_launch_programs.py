@@ -26,7 +26,8 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
-    real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True, check=True)
+    real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True)
+    assert real.returncode == 0, real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
     code, out, err = launch(*options, script, "netsim")
     assert code == 0, err
@@ -35,8 +36,9 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     assert report["virtual_seconds"] > 0.5
     assert any(place.startswith(f"{name}:") for place, _, _ in report["exposed_seconds"])
     assert sum(report["link_bytes"].values()) > 0
-    again = json.loads(launch(*options, "--replace-backend", "gloo", script, "gloo")[1].splitlines()[-1])
-    assert again == report, "deterministic where nothing is measured, whatever the script calls its backend"
+    if name == "ddp.py":  # once will do: four processes
+        again = json.loads(launch(*options, "--replace-backend", "gloo", script, "gloo")[1].splitlines()[-1])
+        assert again == report, "deterministic where nothing is measured, whatever it calls its backend"
 
 
 def test_every_call_gives_what_it_is_defined_to() -> None:
