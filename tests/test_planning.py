@@ -99,6 +99,8 @@ def test_rhythms() -> None:
     """The length of a round comes from what strategies do, not from what they are called."""
     assert rhythm(build_strategy("DiLoCo", H=7), 2) == (7, [True] * 6 + [False])
     assert rhythm(build_strategy("AllReduce"), 2) == (1, [False])
+    assert rhythm(build_strategy("SparseLoCo", H=2, k=3), 2) == (2, [True, False])
+    assert rhythm(build_strategy("QSGD"), 2) == (1, [False])
     assert rhythm(build_strategy("SPARTA+DiLoCo", H=6, interval=4), 2)[0] == 12
     assert rhythm(build_strategy("DiLoCo", H=3, ranks_per_worker=2), 16)[0] == 3
 

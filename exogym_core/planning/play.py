@@ -33,7 +33,7 @@ __all__ = ["Played", "draws_bytes", "play_steps", "rhythm"]
 
 _LONGEST_ROUND = 5_000
 _TRIAL_LAYERS = 6
-_SIZES = ("topk", "chunk", "bytes", "rank", "bits", "size", "seed")
+_SIZES = ("topk", "chunk", "bucket", "bytes", "rank", "bits", "size", "seed")
 _WORTH_SKIPPING = 4_000  # steps of single ranks
 _TRIAL_RANKS = 8
 
@@ -68,7 +68,8 @@ def rhythm(strategy: Strategy, num_ranks: int) -> tuple[int | None, list[bool]]:
     """
     candidates = [4]
     for name, value in strategy.arguments.items():
-        if type(value) is int and value <= _LONGEST_ROUND and not any(word in name for word in _SIZES):
+        is_size = name == "k" or any(word in name for word in _SIZES)
+        if type(value) is int and value <= _LONGEST_ROUND and not is_size:
             candidates.append(value)
     ranks = num_ranks if num_ranks <= _TRIAL_RANKS else _fewest_ranks(strategy, num_ranks)
     length = 3 * max(candidates)
