@@ -16,7 +16,8 @@ from netsim.files.documents import load_document, parse_document
 jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).parents[1]
-FILES = [*sorted((ROOT / "topologies").glob("*.yaml")), *sorted((ROOT / "examples").rglob("*.yaml"))]
+SHIPPED = ("examples", "exogym_core/app/bench")
+FILES = [path for folder in ("topologies", *SHIPPED) for path in sorted((ROOT / folder).rglob("*.yaml"))]
 
 EXPERIMENT = """\
 name: a
