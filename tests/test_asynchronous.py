@@ -98,6 +98,25 @@ def test_one_worker_alone_and_real_sockets(name: str) -> None:
     assert result.validation[-1]["judged_loss"] < result.validation[0]["judged_loss"]
 
 
+def test_what_servers_send_between_regions_is_charged_too() -> None:
+    """Two workers away from the server: a round is as many bytes up as down, but for the answer's shorter tail."""
+    for workers in ("threads", {"kind": "processes", "processes": 2}):
+        result = fit(AsyncDiLoCoStrategy(H=4, lr=0.02), workers=workers)
+        num_rounds, num_values = 24 // 4, 6 * 2 + 2
+        assert result.bytes_sent == 4 * num_rounds * 4 * (num_values + 2)
+        assert result.wan_bytes == 2 * num_rounds * 4 * (num_values + 2 + num_values + 1)
+
+
+def test_where_the_server_is_judged_nothing_is_said_of_workers_models() -> None:
+    """Its own replica, which nobody trains, passes for no worker's; at the end workers are looked at."""
+    result = fit(AsyncDiLoCoStrategy(H=4, lr=0.02))
+    for row in result.validation:
+        assert row["judged_loss"] is not None
+        if row["judged_virtual_seconds"] < result.validation[-1]["judged_virtual_seconds"]:
+            assert row["local_loss"] is row["global_loss"] is row["global_perplexity"] is None
+    assert result.mean_of_replicas_loss is not None
+
+
 def test_async_diloco_with_one_worker_is_diloco() -> None:
     alone = fit(AsyncDiLoCoStrategy(H=4, lr=0.02), num_nodes=1)
     diloco = fit(DiLoCoStrategy(H=4, lr=0.02), num_nodes=1)

@@ -106,6 +106,7 @@ def deposits_of(num_ranks, steps=(0, 2, 4)):
     class Drifted(Strategy):
         judged = "own"
         judged_version = 0
+        num_nodes = num_ranks
 
     told = []
     for rank in range(num_ranks):

@@ -15,7 +15,7 @@ from exogym_core.names import visible
 from exogym_core.results.record import RunFolder
 from exogym_core.results.report import Results, table_cells, table_headings, verdict, write_report
 from exogym_core.results.report import page as page_module
-from exogym_core.results.report.plots import Picture, _ticks
+from exogym_core.results.report.plots import Picture, _ticks, draw_plots
 from exogym_core.results.report.table import ratio, rich_table
 from exogym_core.results.report.weather import _columns
 from netsim.files.errors import InputError
@@ -94,6 +94,13 @@ class TestTable:
         cells = table_cells(Results.load(run_folder(tmp_path, entries)))[0]
         assert (cells[3], cells[1], cells[8]) == ("-", "never", "-")
 
+    @pytest.mark.parametrize("given", [{"target": "missed"}, {"target": "touched"}, {"steps": 3}])
+    def test_who_misses_the_target_or_does_fewer_steps_has_saved_nothing(
+        self, tmp_path: Path, given: dict[str, object]
+    ) -> None:
+        """A strategy that diverges sends little too."""
+        assert table_cells(Results.load(run_folder(tmp_path, two(**given))))[1][-2:] == ["-", "-"]
+
     @pytest.mark.parametrize(
         ("baseline", "value", "text"),
         [(1e6, 1e3, "1,000x"), (1.0, 0.0, "all"), (0.0, 0.0, "1x"), (1.0, 3.0, "0.333x"), (1.0, None, "-")],
@@ -128,6 +135,16 @@ class TestTable:
 
 
 class TestVerdict:
+    def test_a_run_that_virtual_time_may_have_ended_is_not_said_to_have_done_all_steps(
+        self, tmp_path: Path
+    ) -> None:
+        missed: dict[str, object] = {"virtual_seconds_to_target": None, "target": "missed"}
+        entries = [entry("AllReduce", **missed), entry("DiLoCo", bytes_sent_per_worker=0, **missed)]
+        text = verdict(Results.load(run_folder(tmp_path, entries, until="1 s"))).text
+        span = "in 4 steps or 1 s of virtual time, whichever came first"
+        assert f"No strategy reached loss 0.3 {span}, so there is no winner." in text
+        assert f"DiLoCo sent nothing {span}:" in text
+
     def test_who_is_alone_is_not_first(self, tmp_path: Path) -> None:
         text = verdict(Results.load(run_folder(tmp_path, [entry("DiLoCo")]))).text
         assert text.startswith("DiLoCo reaches loss 0.3, after 50 s of virtual time.")
@@ -298,6 +315,13 @@ class _Elements(HTMLParser):
 
 
 class TestPage:
+    @pytest.mark.parametrize("target", [0, -1.0])
+    def test_a_target_that_a_logarithmic_axis_cannot_show_is_left_out(
+        self, tmp_path: Path, target: float
+    ) -> None:
+        """And leaves no warning, which would be an error here."""
+        assert draw_plots(Results.load(run_folder(tmp_path, two(), target_loss=target)))
+
     @pytest.mark.parametrize("payload", PAYLOADS)
     def test_names_are_escaped(self, tmp_path: Path, payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if payload not in DRAWN:  # drawing takes longer than all the rest

@@ -191,6 +191,21 @@ def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
     assert (result.target, result.virtual_seconds_to_target) == ("touched", 10.0)  # one other model follows
 
 
+def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_before_it_is_told():
+    """Which of the two comes first hangs on threads; the time at which it was judged must not."""
+    for told_first in (False, True):
+        result = FitResult(num_nodes=1, judged="server")
+        recorder = RowRecorder(result, True)
+        if told_first:
+            recorder.add(marked(1, 5.0, looked=1))
+        recorder.observe({**evaluation(1, 0.5), "local_loss": None, "global_loss": None})
+        recorder.add(step_row(0, 4.0, 1, 1.0))
+        if not told_first:
+            recorder.add(marked(1, 5.0, looked=1))
+        assert [row["judged_virtual_seconds"] for row in result.validation] == [5.0]
+        assert result.validation[0]["global_perplexity"] is None
+
+
 def test_what_comes_to_exist_at_the_very_end_is_credited_with_the_end():
     result = FitResult(num_nodes=1)
     recorder = RowRecorder(result, True)

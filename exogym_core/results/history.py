@@ -55,14 +55,16 @@ class FitResult:
             all ranks, bytes are sums over ranks from the start (payload_bytes: the mean, each encoded message
             once), seconds are when the last rank was through. Kept as columns; a row that is read is a dict.
         validation: a row an evaluation: step, local_loss, local_perplexity (the lowest present rank's model),
-            global_loss, global_perplexity (the mean of all present ranks' models, which nobody need have),
+            global_loss, global_perplexity (the mean of all present ranks' models, which nobody need have); these
+            four are None where a server is judged, whose evaluations look at no worker;
             virtual_seconds of that step; judged_loss and accuracy of the judged model, judged_step and
             judged_virtual_seconds, when that model came to exist.
         correlation: a row a comparison of the replicas: step, correlation.
         rank_states: every rank's final state_dict, on the CPU.
         virtual_seconds: when the last rank ended; None without a topology.
         wall_seconds: likewise by a real transport's clock, where rows have it in the place of virtual seconds.
-        bytes_sent, wan_bytes: sums over ranks. payload_bytes: a rank's encoded messages, their mean.
+        bytes_sent: sum over workers. wan_bytes: what workers and servers sent to other regions.
+        payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms by which collectives went over the simulated network, by operation.
@@ -200,6 +202,7 @@ class RowRecorder:
         self._looked: dict[int, float] = {}  # when a server's model was looked at, likewise
         self._present: list[int] = []  # at the end of the last round
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
+        self._served: dict[int, int] = {}  # what each server has sent to other regions
         self.rounds = Rounds(result.num_nodes)
 
     def add(self, marked: StampedRow) -> None:
@@ -207,7 +210,9 @@ class RowRecorder:
         row = marked.row
         if "bytes_sent" in row:
             self._newest[marked.rank] = row
-        if "looked" in row:
+        if "served_wan_bytes" in row:
+            self._served[marked.rank] = row["served_wan_bytes"]
+        elif "looked" in row:
             self._looked[row["looked"]] = marked.virtual_seconds
             self._step_at[row["looked"]] = row.get("at_step", row["looked"])
             self._take_evaluations()
@@ -269,8 +274,9 @@ class RowRecorder:
         return {self._clock: seconds}
 
     def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-        """What all ranks have sent, one row each; noted in the result."""
+        """What all workers have sent, one row each, and servers to other regions; noted in the result."""
         total = {name: sum(row[name] for row in rows) for name in _COUNTERS}
+        total["wan_bytes"] += sum(self._served.values())
         total["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
         for name, value in total.items():
             setattr(self._result, name, value)
@@ -283,8 +289,9 @@ class RowRecorder:
         for step in sorted(self._steps):  # that not all ranks have done
             self._finish_step(self._steps.pop(step))
         result = self._result
-        if self.rounds.has_any:
+        if self._newest and (self.rounds.has_any or self._served):
             self._traffic(list(self._newest.values()))
+        if self.rounds.has_any:
             result.dropped_peers = self.rounds.dropped_peers
         self._take_evaluations(at_end=True)
         if result.target_loss is not None and self._judged:
@@ -314,6 +321,8 @@ class RowRecorder:
             steps = [row["step"], row["judged_step"]]
             if row["step"] in self._looked:  # at a time of its own
                 steps = [row["judged_step"]] if self._result.judged == "outer" else []
+            elif self._result.judged == "server" and not at_end:
+                return  # its own time is still to come, however far workers are
             if not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
                 return
             self._observed.popleft()
@@ -349,9 +358,9 @@ class RowRecorder:
         finished = {
             "step": step,
             "local_loss": row["local_loss"],
-            "local_perplexity": perplexity(row["local_loss"]),
+            "local_perplexity": _perplexity(row["local_loss"]),
             "global_loss": row["global_loss"],
-            "global_perplexity": perplexity(row["global_loss"]),
+            "global_perplexity": _perplexity(row["global_loss"]),
             self._clock: self._seconds_at(row["step"]) if at is None or not self._timed else at,
             "judged_loss": row["judged_loss"],
             f"judged_{self._clock}": seconds,
@@ -363,6 +372,10 @@ class RowRecorder:
         result.final_loss, result.accuracy = row["judged_loss"], row["accuracy"]
         result.mean_of_replicas_loss = row["global_loss"]
         self._tell("validation", finished)
+
+
+def _perplexity(loss: float | None) -> float | None:
+    return None if loss is None else perplexity(loss)
 
 
 def mean_utilisation(compute_seconds: Sequence[float], virtual_seconds: float) -> float:

@@ -155,6 +155,7 @@ class Deposits:
         is_replica = self._is_worker or len(present) == 1
         note = {
             "is_replica": is_replica,
+            "is_worker": self._is_worker,
             "step": step,
             "what": what,
             "present": present,

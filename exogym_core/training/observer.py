@@ -219,7 +219,7 @@ class Observer:
         self, look: _Look, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]], accuracy: bool
     ) -> None:
         evaluation = self._judge(look)
-        if evaluation is None:
+        if evaluation is None or not note["is_worker"]:
             return
         model = self._loaded(note, sections)
         look.losses.append(evaluation.loss(model))
@@ -257,12 +257,16 @@ class Observer:
         means = look.mean.take(self._shelf, replica)
         evaluation = self._judge(look)
         if evaluation is not None and verdict is not None:
-            mean = self._loaded(note, _cut(note["layouts"], means))
+            local = mean = None  # workers' models: not known where a server alone is looked at
+            if look.losses:
+                local = mean = look.losses[0]
+            if look.losses and not is_alike:
+                mean = evaluation.loss(self._loaded(note, _cut(note["layouts"], means)))
             rows.append(
                 {
                     "step": look.step,
-                    "local_loss": look.losses[0],
-                    "global_loss": look.losses[0] if is_alike else evaluation.loss(mean),
+                    "local_loss": local,
+                    "global_loss": mean,
                     "judged_loss": verdict[0],
                     "accuracy": verdict[1],
                     "judged_version": note["version"] if look.version is None else look.version,

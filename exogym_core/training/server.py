@@ -48,6 +48,7 @@ class Server:
             self._updated(0.0)
             self.strategy.serve(self._updated)
             self.strategy.finish()
+            self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
             self.comm.mark({"looked": END})
             self._deposits.at_end(self._next)
             return RankOutcome(cpu_state(self.model), 0)
@@ -56,6 +57,7 @@ class Server:
 
     def _updated(self, steps: float) -> None:
         """Look at the judged model if as many steps as the grid wants have gone into it."""
+        self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
         if self.comm.rank < self.comm.world_size - 1 or self._looks.evaluate_every is None:
             return
         if self._looks.evaluate_seconds is not None:

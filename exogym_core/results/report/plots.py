@@ -148,7 +148,7 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float, labe
     if max(ends) > _WIDE_RANGE * min(ends):
         _make_logarithmic(axes, label, min(ends) / 4, max(ends))
     axes.set_xlim(left=0)
-    if results.target_loss is not None:
+    if results.target_loss is not None and results.target_loss > 0:  # the axis is logarithmic
         axes.axhline(results.target_loss, color="#555555", linestyle="--", linewidth=1.0)
         axes.annotate(
             f"target loss {results.target_loss:g}",

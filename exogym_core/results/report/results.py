@@ -102,7 +102,7 @@ class StrategyResult(_Figures):
         name: its label.
         strategy: the strategy's own name.
         deviations: `<field>` -> standard deviation over the seeds, where there are several.
-        steps: done by each worker.
+        steps: done by each worker; a mean over the seeds.
         judged: which model is judged; None in runs that do not say.
         collectives: operation -> algorithms that it used.
         incomplete: it was stopped before its last step, or its last seed.
@@ -113,7 +113,7 @@ class StrategyResult(_Figures):
     name: str = ""
     strategy: str = ""
     deviations: Mapping[str, float] = field(default_factory=dict)
-    steps: int | None = None
+    steps: float | None = None
     judged: str | None = None
     collectives: Mapping[str, Any] = field(default_factory=dict)
     incomplete: bool = False
@@ -204,7 +204,7 @@ def _strategy_result(
         name=entry["name"],
         strategy=str(entry.get("strategy", entry["name"])),
         deviations={key: value for key, value in deviations.items() if value is not None},
-        steps=entry["steps"] if isinstance(entry.get("steps"), int) else None,
+        steps=_number(entry.get("steps"), f"{where}: steps"),
         judged=str(entry["judged"]) if entry.get("judged") is not None else None,
         collectives=collectives if isinstance(collectives, dict) else {},
         incomplete=bool(entry.get("incomplete", False)),

@@ -43,7 +43,10 @@ def table_headings(results: Results) -> list[str]:
 
 
 def table_cells(results: Results) -> list[list[str]]:
-    """A row of cells for each strategy; savings are how many times less than the baseline."""
+    """A row of cells for each strategy; savings are how many times less than the baseline.
+
+    Who did fewer steps than the baseline, or did not hold the target, has saved nothing.
+    """
     return [_cells(results, result) for result in results.strategies]
 
 
@@ -136,8 +139,16 @@ def _number_text(value: float | None, deviation: float | None, form: str) -> str
     return f"{value:{form}}{_spread(deviation, lambda each: f'{each:{form}}')}"
 
 
+def _saves(results: Results, result: StrategyResult) -> bool:
+    """Whether it did the baseline's work: as many steps and, where there is a target, held with every seed."""
+    baseline = results.baseline
+    if baseline is None or baseline is result or not result.ended or result.steps != baseline.steps:
+        return False
+    return results.target_loss is None or all(run.target in ("held", None) for run in result.runs)
+
+
 def _cells(results: Results, result: StrategyResult) -> list[str]:
-    baseline = results.baseline if result.ended and results.baseline is not result else None
+    baseline = results.baseline if _saves(results, result) else None
     deviations = result.deviations
     seconds = result.virtual_seconds
     return [

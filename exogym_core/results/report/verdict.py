@@ -204,7 +204,7 @@ def _others(contest: _Contest) -> str:
             text += f" {_name(each)} {_reaches(contest, each)}."
         else:
             missed.append(_name(each))
-    never = f" {_listed(missed)} did not reach it in {_steps(contest.results)} steps." if missed else ""
+    never = f" {_listed(missed)} did not reach it in {_span(contest.results)}." if missed else ""
     return text + never
 
 
@@ -266,13 +266,11 @@ def _by_loss(contest: _Contest) -> Verdict:
             text = f"{_split(contest, wins, 'ends with the lowest loss')} {text}"
     is_timed = any(each.virtual_seconds is not None for each in rivals)
     if results.target_loss is not None and is_timed:
-        steps = _steps(results)
+        goal = f"loss {results.target_loss:g} in {_span(results)}"
         if len(rivals) > 1:
-            lead = (
-                f"No strategy reached loss {results.target_loss:g} in {steps} steps, so there is no winner."
-            )
+            lead = f"No strategy reached {goal}, so there is no winner."
         else:
-            lead = f"{_name(best)} did not reach loss {results.target_loss:g} in {steps} steps."
+            lead = f"{_name(best)} did not reach {goal}."
         touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
         told = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
         lead = told.strip() if touched and len(rivals) == 1 else lead + told
@@ -338,9 +336,7 @@ def _silent(contest: _Contest) -> str:
     silent = [_name(one) for one in results.strategies if one.ended and one.bytes_sent_per_worker == 0]
     if not silent:
         return ""
-    return (
-        f" {_listed(silent)} sent nothing in {_steps(results)} steps: the workers trained each on their own."
-    )
+    return f" {_listed(silent)} sent nothing in {_span(results)}: the workers trained each on their own."
 
 
 def _failed(results: Results) -> str:
@@ -374,8 +370,11 @@ def _absence(row: Mapping[str, Any]) -> str:
     return f"rank {row['rank']} from {at('step', 'virtual_seconds')} {until}"
 
 
-def _steps(results: Results) -> str:
-    return visible(results.settings.get("steps"))
+def _span(results: Results) -> str:
+    """How long runs could be; virtual time may have ended them before their last step."""
+    steps, until = (results.settings.get(key) for key in ("steps", "until"))
+    ends = "" if until is None else f" or {visible(until)} of virtual time, whichever came first"
+    return f"{visible(steps)} steps{ends}"
 
 
 def _name(strategy: StrategyResult) -> str:
