@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,6 +127,32 @@ def test_memory_counts_every_state_once() -> None:
     assert memory["gradients"] == weights
     assert memory["optimizer"] == pytest.approx(2 * weights, abs=100)
     assert memory["outer"] == pytest.approx(2 * weights, abs=1000)
+
+
+def test_traffic_costs_what_links_charge_for_it() -> None:
+    """AllReduce's bytes over the line between sites, times its price, beside the workers' hours."""
+    dear = {**NETWORK, "wan": [{**NETWORK["wan"][0], "egress": "1 $/GB"}]}  # type: ignore[index]
+    where = setting(dollars_per_hour=2.0)
+    there = replace(where, topology=Topology.from_mapping(dear))
+    free, paid = (measure(build_strategy("DiLoCo", H=2), place) for place in (where, there))
+    assert free.cost_by["egress"] == 0
+    assert free.cost is not None and paid.cost is not None  # noqa: PT018
+    rounds = 1e6 / (2 * 4 * 2 * 4)
+    assert paid.cost_by["egress"] == pytest.approx(rounds * paid.wan_bytes / 1e9, rel=1e-6)
+    assert paid.cost - free.cost == pytest.approx(paid.cost_by["egress"])
+
+
+def test_coding_takes_its_time() -> None:
+    """Where encoding has a speed, a plan's round is longer by it, and by nothing else."""
+    slow = {"fixed": "50 ms", "coding": "1 kB/s"}
+    free, charged = (
+        measure(build_strategy("DiLoCo", H=2, codec="int8"), replace(setting(), compute=Compute.parse(spec)))
+        for spec in ({"fixed": "50 ms"}, slow)
+    )
+    num_values = charged.memory["weights"] / 4
+    # Its parts are encoded and all decoded, then as many means: at least three times the tensor.
+    assert charged.seconds_per_round - free.seconds_per_round > 3 * num_values * 4 / 1000 * 0.7
+    assert charged.bytes_per_worker == free.bytes_per_worker
 
 
 def test_limits_name_what_to_change() -> None:

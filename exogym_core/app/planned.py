@@ -11,6 +11,7 @@ from exogym_core.app.overrides import apply_overrides
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, planned_model
 from exogym_core.planning.networks import with_wan_bandwidth
+from exogym_core.strategy.trials import coding_trials
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError
 from netsim.files.units import parse_bits_per_second
@@ -106,7 +107,7 @@ class Request:
         return Setting(
             self.model,
             topology,
-            experiment.compute,
+            experiment.compute.with_measured_coding(1, coding_trials),
             count,
             settings.batch_size,
             tokens,

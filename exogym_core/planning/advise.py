@@ -82,6 +82,7 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
         row |= {"days": days * mean, "days_low": days * low, "days_high": days * high}
         row["worker_hours"] *= mean
         row["cost"] = None if row["cost"] is None else row["cost"] * mean
+        row["cost_by"] = {of: None if part is None else part * mean for of, part in row["cost_by"].items()}
         row["steps_ratio"] = vars(ratio) if ratio else None
     rows.sort(key=lambda row: row["days"])
     _mark_front(rows)

@@ -82,7 +82,9 @@ class Plan:
         exposed_seconds_per_round: waiting without computing, mean over ranks.
         tokens_per_second: of all workers.
         days: to the budget of tokens, the first round included.
-        cost: dollars for the workers' hours until then.
+        cost: dollars until then, for the workers' hours and for traffic that links charge (`egress`); None without a
+            price of hours.
+        cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
         bytes_per_worker: payload that leaves a worker a round, the largest worker's.
         payload_bytes: the encoded message of a round, once.
         wan_bytes: payload between regions a round, over all workers.
@@ -104,6 +106,7 @@ class Plan:
     tokens_per_second: float
     days: float | None
     cost: float | None
+    cost_by: dict[str, float | None]
     bytes_per_worker: float
     payload_bytes: float
     wan_bytes: float
@@ -129,6 +132,7 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
         label: its name in results; its class's if None.
     """
     name = label or type(strategy).__name__
+    coding = setting.compute.coding
     period, quiet = rhythm(strategy, setting.num_ranks)
     remarks = []
     if period is None:
@@ -147,6 +151,7 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
         placement=setting.placement,
         protocol=setting.protocol,
         collectives=setting.collectives,
+        coding=coding if coding.speeds else None,
     )
     return replace(_told(name, setting, played, period, remarks), expected_bytes=draws_bytes(strategy))
 
@@ -166,12 +171,16 @@ def _told(name: str, setting: Setting, played: Played, period: int, remarks: lis
     computed = sum(computing) / len(computing) * sum(rounds) / len(rounds)  # mean seconds a round
     tokens_a_round = period * setting.num_ranks * setting.batch_size * setting.model.length
     days = cost = None
+    cost_by: dict[str, float | None] = {}
     if setting.tokens is not None:
         num_rounds = setting.tokens / tokens_a_round
         cold = sum(rounds[:first]) - first * a_round if num_rounds >= first else 0.0
         days = (num_rounds * a_round + cold) / _SECONDS_A_DAY
-        if setting.dollars_per_hour is not None:
-            cost = days * 24 * setting.dollars_per_hour * setting.num_ranks
+        egress = setting.topology.egress_dollars(played.link_bytes) / len(rounds) * num_rounds
+        hourly = setting.dollars_per_hour
+        workers = None if hourly is None else days * 24 * hourly * setting.num_ranks
+        cost_by = {"workers": workers, "egress": egress}
+        cost = None if workers is None else workers + egress
     return Plan(
         strategy=name,
         seconds_per_step=a_round / period,
@@ -182,6 +191,7 @@ def _told(name: str, setting: Setting, played: Played, period: int, remarks: lis
         tokens_per_second=tokens_a_round / a_round if a_round else float("inf"),
         days=days,
         cost=cost,
+        cost_by=cost_by,
         bytes_per_worker=max(_a_round(played.bytes_sent, period)),
         payload_bytes=max(_a_round(played.payload_bytes, period)),
         wan_bytes=sum(_a_round(played.wan_bytes, period)),

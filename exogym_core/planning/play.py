@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.coding import Coding
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
@@ -48,6 +49,7 @@ class Played:
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each step: [rank][step].
         memory: bytes of the first rank by purpose.
         collectives: the algorithms that were used, by operation.
+        link_bytes: payload that crossed each link, over all steps played.
     """
 
     step_seconds: list[float]
@@ -58,6 +60,7 @@ class Played:
     payload_bytes: list[list[int]]
     memory: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, list[str]] = field(default_factory=dict)
+    link_bytes: list[float] = field(default_factory=list)
 
 
 def rhythm(strategy: Strategy, num_ranks: int) -> tuple[int | None, list[bool]]:
@@ -130,9 +133,10 @@ class _Runner:
         strategy: Strategy,
         seconds: Callable[[int], float],
         num_steps: int,
+        coding: Coding | None = None,
     ) -> None:
         self.comm, self.model, self.strategy = comm, model, strategy
-        strategy.setup(model, comm, num_steps, 0)
+        strategy.setup(model, comm, num_steps, 0, **({} if coding is None else {"coding": coding}))
         # Ranks share a model's gradients, which hold no values: there is nothing to forget.
         strategy.zero_grad = _nothing  # type: ignore[method-assign]
         self.learner = PlannedLearner(model, comm, strategy, seconds)
@@ -199,6 +203,7 @@ def play_steps(
     placement: Sequence[str] | None = None,
     protocol: str | Mapping[str, Any] | None = None,
     collectives: str | Mapping[str, str] | None = "auto",
+    coding: Coding | None = None,
 ) -> Played:
     """Run `num_steps` steps of `strategy` on every rank, and time what it sends.
 
@@ -213,6 +218,7 @@ def play_steps(
         placement: as `run_ranks` has it.
         protocol: likewise.
         collectives: likewise.
+        coding: what the work of codecs costs; None: nothing.
     """
     # With several busy steps a round their places may depend on the model, as those of fragments do.
     skips = quiet.count(False) == 1 and num_ranks * num_steps > _WORTH_SKIPPING
@@ -225,7 +231,7 @@ def play_steps(
         mine = copy.deepcopy(strategy)
         _choose_by_number(mine)
         own = copy.deepcopy(model) if mine.overlaps_backward else model
-        runner = _Runner(comm, own, mine, seconds[comm.rank], num_steps)
+        runner = _Runner(comm, own, mine, seconds[comm.rank], num_steps, coding)
         if comm.rank:
             runner.still_optimizers()
         for step in range(num_steps):
@@ -261,4 +267,5 @@ def play_steps(
         payload_bytes,
         memory,
         run.collectives,
+        run.link_bytes,
     )

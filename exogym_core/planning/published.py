@@ -210,8 +210,11 @@ def _regions() -> list[dict[str, Any]]:
 
 #: Name -> (source, what makes its cells).
 PUBLISHED: Mapping[str, tuple[str, Callable[..., list[dict[str, Any]]]]] = {
-    "streaming-diloco": ("Streaming DiLoCo, arXiv 2501.18512, table 4", _streaming),
-    "intellect-1": ("INTELLECT-1, arXiv 2412.01152: median times of an outer step's all-reduce", _intellect),
+    "streaming-diloco": (f"Streaming DiLoCo, arXiv 2501.18512, table 4 ({_SECOND_HAND})", _streaming),
+    "intellect-1": (
+        f"INTELLECT-1, arXiv 2412.01152: median times of an outer step's all-reduce ({_SECOND_HAND})",
+        _intellect,
+    ),
     "shaped-4-gpus": (f"DiLoCo on 4 GPUs of one zone over shaped TCP ({_SECOND_HAND})", _shaped),
     "demo": (
         f"DeMo, arXiv 2411.19870, and its released code; k=32 is printed, the rest follows from the code "
@@ -219,5 +222,8 @@ PUBLISHED: Mapping[str, tuple[str, Callable[..., list[dict[str, Any]]]]] = {
         _demo,
     ),
     "sparseloco": (f"SparseLoCo, arXiv 2508.15706: 12-bit indices, 2-bit values ({_SECOND_HAND})", _sparse),
-    "dt-fm": ("DT-FM, arXiv 2206.01288: pairs of AWS regions as its simulator has them", _regions),
+    "dt-fm": (
+        f"DT-FM, arXiv 2206.01288: pairs of AWS regions as its simulator has them ({_SECOND_HAND})",
+        _regions,
+    ),
 }

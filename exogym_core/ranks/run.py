@@ -49,6 +49,7 @@ class RunResult(Generic[T]):
         network_seconds: the part of `exposed_seconds` in which what a rank waited for was under way.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms that were used, by operation; empty where nothing was simulated.
+        link_bytes: payload that crossed each link of the topology; empty where nothing was simulated.
     """
 
     results: list[T]
@@ -61,6 +62,7 @@ class RunResult(Generic[T]):
     network_seconds: list[float] = field(default_factory=list)
     window_limit: str | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
+    link_bytes: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
         network_seconds=kernel.network_seconds,
         window_limit=str(run.simulation.window_limit) if run.simulation.window_limit is not None else None,
         collectives={op: sorted(names) for op, names in sorted(run.simulation.algorithms.items())},
+        link_bytes=run.simulation.network.link_bytes.tolist() if run.simulation.network is not None else [],
     )
 
 
