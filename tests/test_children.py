@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from exogym_core.ranks.children import Channel, ChannelClosed, Children
+from exogym_core.ranks.children import ChannelClosed, Children, Pipe
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _echo(index: int, channel: Channel) -> None:
+def _echo(index: int, channel: Pipe) -> None:
     with contextlib.suppress(ChannelClosed):
         while True:
             channel.send((index, channel.recv()))
@@ -45,7 +45,7 @@ def test_objects_go_both_ways_and_nothing_is_left(method: str) -> None:
     before = _open_descriptors()
     offset = 3  # a closure reaches both kinds of children
 
-    def target(index: int, channel: Channel) -> None:
+    def target(index: int, channel: Pipe) -> None:
         given = channel.recv()
         channel.send({"index": index, "sum": given["tensor"] + offset, "type": type("Local", (), {})})
 
@@ -61,19 +61,19 @@ def test_objects_go_both_ways_and_nothing_is_left(method: str) -> None:
     assert _open_descriptors() == before
 
 
-def _kill_self(number: int) -> Callable[[int, Channel], None]:
-    def target(index: int, channel: Channel) -> None:
+def _kill_self(number: int) -> Callable[[int, Pipe], None]:
+    def target(index: int, channel: Pipe) -> None:
         faulthandler.disable()  # pytest's would write the stack of a fault that is meant
         os.kill(os.getpid(), number)
 
     return target
 
 
-def _exit(index: int, channel: Channel) -> None:
+def _exit(index: int, channel: Pipe) -> None:
     sys.exit(3)
 
 
-def _exit_with_text(index: int, channel: Channel) -> None:
+def _exit_with_text(index: int, channel: Pipe) -> None:
     sys.exit("no")
 
 
@@ -97,7 +97,7 @@ def test_the_parent_can_tell_how_a_child_ended(target: Any, text: str) -> None:
 
 
 def test_what_a_dead_child_sent_is_still_received_though_a_grandchild_holds_the_channel() -> None:
-    def target(index: int, channel: Channel) -> None:
+    def target(index: int, channel: Pipe) -> None:
         if os.fork() == 0:
             channel.recv()
             os._exit(0)
@@ -113,7 +113,7 @@ def test_what_a_dead_child_sent_is_still_received_though_a_grandchild_holds_the_
 
 
 def test_children_that_do_not_end_are_killed_and_stopped_ones_too() -> None:
-    def target(index: int, channel: Channel) -> None:
+    def target(index: int, channel: Pipe) -> None:
         channel.send("here")
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -126,7 +126,7 @@ def test_children_that_do_not_end_are_killed_and_stopped_ones_too() -> None:
 
 
 def test_descriptors_can_be_handed_over() -> None:
-    def target(index: int, channel: Channel) -> None:
+    def target(index: int, channel: Pipe) -> None:
         first, *_, last = channel.recv_fds(300)
         os.write(first, b"one")
         os.write(last, b"two")
@@ -152,7 +152,7 @@ def test_children_do_not_hold_each_others_channels() -> None:
 def test_what_cannot_be_sent_is_named_with_the_remedy() -> None:
     settings = {"model": [torch.nn.Linear(1, 1), threading.Lock()]}
 
-    def target(index: int, channel: Channel) -> None:
+    def target(index: int, channel: Pipe) -> None:
         channel.send(settings)
 
     with pytest.raises(InputError, match=r"settings\['model'\]\[1\] \(lock\).*workers.kind=threads"):

@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field
 
 from netsim.files import documents
-from netsim.files.documents import MAX_VALUES, Document, Problem, Schema, parse_document, validate
+from netsim.files.documents import MAX_VALUES, Document, Mistake, Schema, parse_document, validate
 from netsim.files.errors import InputError, UnknownNameError
 
 
@@ -118,8 +118,8 @@ def test_schema_mistakes_are_told_by_line_and_key() -> None:
 
 def test_an_unknown_name_first_makes_the_error_one() -> None:
     document = parse_document("a: 1\nb: 2\n")
-    assert type(document.errors([Problem(("b",), "x"), Problem(("a",), "y", True)])) is UnknownNameError
-    assert type(document.errors([Problem(("a",), "x"), Problem(("b",), "y", True)])) is InputError
+    assert type(document.errors([Mistake(("b",), "x"), Mistake(("a",), "y", True)])) is UnknownNameError
+    assert type(document.errors([Mistake(("a",), "x"), Mistake(("b",), "y", True)])) is InputError
     assert type(document.error(("a",), UnknownNameError("x"))) is UnknownNameError
 
 

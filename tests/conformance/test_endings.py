@@ -19,7 +19,7 @@ import torch
 from conformance_cases import run
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.ranks.children import Channel, Children
+from exogym_core.ranks.children import Children, Pipe
 from exogym_core.ranks.gloo_ranks import launch_gloo
 from netsim.files.errors import DeadlockError, RankError
 
@@ -242,8 +242,8 @@ def test_ranks_end_with_the_parent_whatever_ends_it(number: signal.Signals, tmp_
     assert os.listdir(tmp_path / "temporary") == []
 
 
-def _under_torchrun(port: int) -> Callable[[int, Channel], None]:
-    def target(index: int, channel: Channel) -> None:
+def _under_torchrun(port: int) -> Callable[[int, Pipe], None]:
+    def target(index: int, channel: Pipe) -> None:
         torch.set_num_threads(1)
         os.environ.update(
             RANK=str(index),

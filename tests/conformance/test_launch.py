@@ -17,7 +17,7 @@ from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
-from exogym_core.ranks.children import Channel, Children
+from exogym_core.ranks.children import Children, Pipe
 from exogym_core.ranks.gloo_ranks import launch_gloo
 from exogym_core.ranks.side_channel import SideChannel
 from exogym_core.secret import shared_secret
@@ -96,7 +96,7 @@ def test_without_torchrun_the_missing_variables_are_named(monkeypatch: pytest.Mo
         GlooCommunicator.from_environment()
 
 
-def _stranger(path: str, index: int, channel: Channel) -> None:
+def _stranger(path: str, index: int, channel: Pipe) -> None:
     """Rank 1 knows another secret than rank 0."""
     torch.set_num_threads(1)
     rendezvous = Rendezvous(index, 2, path, secret=bytes([index]) * 32)
@@ -119,7 +119,7 @@ def test_who_does_not_know_the_secret_is_not_let_in() -> None:
         assert "NETGYM_SECRET" in line
 
 
-def _connected_stranger(path: str, index: int, channel: Channel) -> None:
+def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
     """Rank 1 has a connection to rank 0, by whatever means, and cannot prove that it is one of the run."""
     torch.set_num_threads(1)
     rendezvous = Rendezvous(index, 2, path)
@@ -151,7 +151,7 @@ class _Command:
         return os.mkdir, (self.path,)
 
 
-def _attack(port: int, made: str, home: str, index: int, channel: Channel) -> None:
+def _attack(port: int, made: str, home: str, index: int, channel: Pipe) -> None:
     """Rank 0 is the user's, rank 1 a stranger's: he has another home and sends a pickle."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(index), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -209,11 +209,11 @@ def test_the_users_secret_is_made_once_and_is_his_alone(
         shared_secret()
 
 
-def _hangs(channel: Channel) -> None:
+def _hangs(channel: Pipe) -> None:
     channel.recv()
 
 
-def _waits_or_hangs(path: str, index: int, channel: Channel) -> None:
+def _waits_or_hangs(path: str, index: int, channel: Pipe) -> None:
     torch.set_num_threads(1)
     rendezvous = Rendezvous(index, 2, path, secret=b"s" * 32)
     rendezvous.join()
