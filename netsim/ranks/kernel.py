@@ -322,10 +322,12 @@ class Kernel:
                 play = _at_once(self._calls.withdraw(question.key))
         name = type(question).__name__.lower()
         self._asking[rank] = f"in {name}"
-        begin = self.clock.now
+        begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
         answer = yield from self._wait(rank, name, play)
         if isinstance(question, Fetch):
             self.network_seconds[rank] += self.clock.now - begin
+        elif isinstance(question, Take):  # while its letter was under way, or one to it
+            self.network_seconds[rank] += self._mailboxes.seconds_under_way(rank) - mail
         del self._asking[rank]
         if answer is None:  # of a Fetch
             self._lost.add(rank)

@@ -21,6 +21,15 @@ __all__ = ["Mailboxes"]
 
 
 @dataclass(slots=True, eq=False)
+class _Mail:
+    """Letters of one rank, or to it, that are under way, and for how long there have been any so far."""
+
+    num: int = 0
+    since: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class _Box:
     """What has come to one rank's box and has not been taken, in order of arrival."""
 
@@ -43,6 +52,7 @@ class Mailboxes:
         self._clock, self._play, self._instant = clock, play, instant
         self._boxes: dict[Hashable, _Box] = {}
         self._waiting: dict[int, tuple[_Box, bool]] = {}  # rank -> its box, and whether its patience ends
+        self._mail: dict[int, _Mail] = {}
         self._told: set[int] = set()  # waited in vain, since a letter last came
 
     def put(self, put: Put) -> None:
@@ -52,11 +62,26 @@ class Mailboxes:
 
         def done(member: int) -> None:
             if member == 1:
+                self._under_way(put, -1)
                 self._arrive(put)
+
+        self._under_way(put, 1)
 
         enter, _ = play(call, put.box, done)
         enter(1, call)
         enter(0, call)
+
+    def _under_way(self, put: Put, change: int) -> None:
+        for rank in set(put.call.ranks):
+            mail = self._mail.setdefault(rank, _Mail())
+            if mail.num:
+                mail.seconds += self._clock.now - mail.since
+            mail.num, mail.since = mail.num + change, self._clock.now
+
+    def seconds_under_way(self, rank: int) -> float:
+        """For how long, until now, letters of this rank or to it have been under way."""
+        mail = self._mail.get(rank, _Mail())
+        return mail.seconds + (self._clock.now - mail.since if mail.num else 0.0)
 
     def _arrive(self, put: Put) -> None:
         box = self._boxes.setdefault(put.box, _Box())

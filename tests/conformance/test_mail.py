@@ -150,6 +150,21 @@ def test_a_letter_takes_the_network_as_long_as_a_message() -> None:
     assert run.results[1] >= 0.04
 
 
+def test_waiting_for_a_letter_that_is_under_way_is_the_networks_time() -> None:
+    """Rank 1 waits half a second for rank 0 to compute, then 40 ms for what it has sent."""
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.advance(0.5)
+            comm.put(torch.zeros(10_000, dtype=torch.uint8), 1)
+        else:
+            comm.take(wait=math.inf)
+
+    run = run_ranks(body, 2, topology=TOPOLOGY)
+    assert run.exposed_seconds[1] == pytest.approx(0.54, abs=1e-6)
+    assert run.network_seconds[1] == pytest.approx(0.04, abs=1e-6)
+
+
 def test_waiting_ends_at_its_time() -> None:
     def body(comm: Communicator) -> tuple[int, float]:
         if comm.rank == 0:
