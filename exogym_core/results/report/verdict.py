@@ -153,6 +153,8 @@ def _time(contest: _Contest, strategy: StrategyResult) -> str:
     """When it reached the target, on what grid it was looked at."""
     seconds, deviation = mean_and_deviation([_held_at(run) for run in contest.runs(strategy)])
     assert seconds is not None
+    if seconds == 0:
+        return "0 s: the initial model has it before any training, so choose a lower target"
     spread = f" \N{PLUS-MINUS SIGN} {format_seconds(deviation)}" if deviation else ""
     return f"{format_seconds(seconds)}{spread} of virtual time{_interval(contest.results)}"
 
