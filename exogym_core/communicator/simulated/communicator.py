@@ -309,7 +309,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
                 self._port.take(flight.ticket, member)
                 self._port.taken(flight.ticket)
                 state.unwaited = flight.signature
-        state.look_at = max(64, 2 * len(state.in_flight))
+        state.look_at = max(8, 2 * len(state.in_flight))
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
         traffic = self._state.traffic

@@ -86,5 +86,5 @@ class RankState:
         default_factory=dict
     )  # receives taken back, with tickets
     in_flight: dict[tuple[Key, int], InFlight] = field(default_factory=dict)  # posted, not waited for
-    look_at: int = 64  # so many in flight: see which of them nobody can wait for any more
+    look_at: int = 8  # so many in flight: see which of them nobody can wait for any more
     unwaited: Signature | None = None  # a call that nobody has waited for
