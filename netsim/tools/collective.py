@@ -19,6 +19,7 @@ from netsim.files.units import (
     format_seconds,
     parse_seconds,
 )
+from netsim.tools.patience import Patience
 from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
@@ -75,7 +76,8 @@ def command(
         placed = tuple(range(len(net.hosts))) if hosts is None else hosts
         root_at = 0 if root is None else _root(net, placed, root)
         pause_seconds = parse_seconds(pause)
-        with tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True)) as recorder:
+        recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
+        with recording as recorder, Patience(f"timing {op}"):
             times = collective(
                 net,
                 op,

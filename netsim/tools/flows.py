@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from netsim.face.flows import play_flows, read_flows
 from netsim.files.errors import InputError, NetsimError
+from netsim.tools.patience import Patience
 from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
@@ -26,34 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["command"]
-
-_PATIENCE_SECONDS = 2.0
-
-
-class _PatientProgress:
-    """A progress bar on standard error, once it has taken longer than one likes to wait without."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._started = time.monotonic()
-        self._bar: Progress | None = None
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._done % 64:
-            return
-        if self._bar is None:
-            if time.monotonic() - self._started < _PATIENCE_SECONDS:
-                return
-            self._bar = Progress(console=Console(file=sys.stderr), transient=True)
-            self._task = self._bar.add_task("transfers", total=self._total)
-            self._bar.start()
-        self._bar.update(self._task, completed=self._done)
-
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 @click.command("flows")
@@ -84,14 +54,9 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
     network = Topology.load(topology)
     parsed = Protocol.parse(network.protocol if protocol is None else protocol)
     table = read_flows(flows, network)
-    progress = _PatientProgress(len(table.flows))
-    with tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True)) as recorder:
-        try:
-            finish = play_flows(
-                network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder
-            )
-        finally:
-            progress.stop()
+    recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
+    with recording as recorder, Patience("transfers", len(table.flows)) as progress:
+        finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:
         told = f"{num_lost} of {len(finish)} transfers {'is' if num_lost == 1 else 'are'} lost"
