@@ -19,7 +19,7 @@ from netsim.files.units import (
     format_seconds,
     parse_seconds,
 )
-from netsim.tools.patience import Patience
+from netsim.tools.sign_of_life import SignOfLife
 from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
@@ -77,7 +77,7 @@ def command(
         root_at = 0 if root is None else _root(net, placed, root)
         pause_seconds = parse_seconds(pause)
         recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
-        with recording as recorder, Patience(f"timing {op}"):
+        with recording as recorder, SignOfLife(f"timing {op}"):
             times = collective(
                 net,
                 op,

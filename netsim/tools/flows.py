@@ -13,7 +13,7 @@ import numpy as np
 
 from netsim.face.flows import play_flows, read_flows
 from netsim.files.errors import InputError, NetsimError
-from netsim.tools.patience import Patience
+from netsim.tools.sign_of_life import SignOfLife
 from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
@@ -55,7 +55,7 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
     parsed = Protocol.parse(network.protocol if protocol is None else protocol)
     table = read_flows(flows, network)
     recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
-    with recording as recorder, Patience("transfers", len(table.flows)) as progress:
+    with recording as recorder, SignOfLife("transfers", len(table.flows)) as progress:
         finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:

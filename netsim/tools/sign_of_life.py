@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Patience"]
+__all__ = ["SignOfLife"]
 
 
-class Patience:
+class SignOfLife:
     """While the block runs: after two seconds a line on standard error, where that is a terminal; gone at the end.
 
     Args:
@@ -43,7 +43,7 @@ class Patience:
         self._timer.daemon = True
         self._is_seen = console.is_terminal
 
-    def __enter__(self) -> Patience:
+    def __enter__(self) -> SignOfLife:
         if self._is_seen:
             self._timer.start()
         return self
