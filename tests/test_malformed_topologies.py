@@ -89,7 +89,7 @@ MISTAKES = {
     ),
     "bytes a second": (
         changed(RATE, "bandwidth: 1 GB/s"),
-        f"7: links[0].bandwidth: unknown unit 'GB/s' in '1 GB/s': did you mean 'Gbit/s'? Accepted: {RATE_UNITS}",
+        "7: links[0].bandwidth: '1 GB/s' is in bytes, and rates are in bits: write '8 Gbit/s' if bytes are meant",
     ),
     "wrong case": (
         changed(RATE, "bandwidth: 1 gbit/s"),
@@ -142,7 +142,7 @@ MISTAKES = {
     "misspelt key of a link": (
         changed("bandwidth", "bandwith"),
         "7: links[0].bandwith: unknown key 'bandwith': did you mean 'bandwidth'? "
-        "Accepted: bandwidth, between, down, latency, loss, queue, rtt, up",
+        "Accepted: bandwidth, between, down, egress, latency, loss, queue, rtt, up",
     ),
     "misspelt key of the file": (
         changed("routers", "router"),

@@ -247,7 +247,8 @@ class RankBlock:
 
 def _ended(rank: int, result: Any, state: RankState) -> Ended | Failed:
     try:
-        return Ended(rank, dumps_for_child(result), state)
+        # What it counted, and not its calls in flight, whose handles are this process's own.
+        return Ended(rank, dumps_for_child(result), RankState(traffic=state.traffic))
     except InputError as error:
         return Failed(rank, error)
 
