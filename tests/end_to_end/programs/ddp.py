@@ -27,4 +27,5 @@ for step in range(4):
 objects = [None] * size
 dist.all_gather_object(objects, {"rank": rank})
 assert objects == [{"rank": each} for each in range(size)]
+dist.barrier()
 dist.destroy_process_group()

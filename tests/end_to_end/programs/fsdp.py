@@ -36,4 +36,5 @@ product = (sharded @ sharded.redistribute(mesh, [Replicate()])).full_tensor()
 assert torch.equal(product, torch.arange(16.0).view(4, 4) @ torch.arange(16.0).view(4, 4))
 summed = all_reduce(torch.full((3,), float(rank)), "sum", mesh) + 0
 assert summed[0].item() == sum(range(dist.get_world_size()))
+dist.barrier()
 dist.destroy_process_group()
