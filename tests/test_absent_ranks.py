@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal, request_from_record, request_to_line
 from netsim.files.errors import DeadlockError, InputError
-from netsim.ranks.kernel import Confirm, Fetch, Publish
+from netsim.ranks.requests import Confirm, Fetch, Publish
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator

@@ -61,8 +61,11 @@ def test_imports_point_down(path: Path) -> None:
         assert all(name.startswith("exogym_core.communicator.base") for name in seen)
     if room.startswith("exogym_core/") and not room.startswith(JOINT):
         engine = {name for name in names if name.startswith(ENGINE)}
-        workers = room.startswith("exogym_core/ranks/")  # these carry the kernel's requests and results
-        assert not engine or (workers and all(name.startswith("netsim.ranks.kernel") for name in engine))
+        room.startswith("exogym_core/ranks/")  # these carry the kernel's requests and results
+        assert not engine or (
+            workers
+            and all(name.startswith(("netsim.ranks.kernel", "netsim.ranks.requests")) for name in engine)
+        )
     if room.startswith("exogym_core/communicator/") and path.name != "__init__.py":
         assert not any(name.startswith("exogym_core.strategy") for name in names)
 

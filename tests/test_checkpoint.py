@@ -30,7 +30,7 @@ from exogym_core.ranks.journal import Journal
 from exogym_core.results.record import RecordError
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import Advance, Call, Key, Mark, Post, Wait
+from netsim.ranks.requests import Advance, Call, Key, Mark, Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

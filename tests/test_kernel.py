@@ -11,20 +11,8 @@ import pytest
 
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
-from netsim.ranks.kernel import (
-    Advance,
-    Answer,
-    Ask,
-    Call,
-    Exit,
-    Kernel,
-    Key,
-    Mark,
-    Post,
-    Request,
-    StampedRow,
-    Wait,
-)
+from netsim.ranks.kernel import Kernel, StampedRow
+from netsim.ranks.requests import Advance, Answer, Ask, Call, Exit, Key, Mark, Post, Request, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -12,7 +12,8 @@ import torch
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from netsim.fluid.clock import Clock
-from netsim.ranks.kernel import Advance, Call, Exit, Kernel, Key, Post, Request, Wait
+from netsim.ranks.kernel import Kernel
+from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator

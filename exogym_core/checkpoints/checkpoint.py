@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from netsim.ranks.kernel import Request, StampedRow
+    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Request
 
 __all__ = ["CheckpointWriter", "RankCheckpoints", "StoredCheckpoint", "find_checkpoint", "run_identity"]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from netsim.ranks.kernel import Request
+    from netsim.ranks.requests import Request
 
 __all__ = ["LogPart", "LogWriter", "read_logs"]
 

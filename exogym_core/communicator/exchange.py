@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from netsim.ranks.kernel import Key
+    from netsim.ranks.requests import Key
 
 __all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
 

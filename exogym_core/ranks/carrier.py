@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from exogym_core.ranks.journal import Journal
     from exogym_core.ranks.watch import Silence
     from netsim.fluid.recorder import Recorder
-    from netsim.ranks.kernel import Answer, StampedRow
+    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Answer
 
 __all__ = ["SECONDS_BETWEEN_ROWS", "Carrier", "OnDeposit"]
 

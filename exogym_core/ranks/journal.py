@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import (
+from netsim.ranks.requests import (
     Advance,
     Call,
     Confirm,

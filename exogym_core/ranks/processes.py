@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from exogym_core.ranks.journal import Journal
     from exogym_core.ranks.rank_block import Body
     from netsim.fluid.recorder import Recorder
-    from netsim.ranks.kernel import Answer, Key, StampedRow
+    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Answer, Key
 
 __all__ = ["ProcessRun", "run_in_processes"]
 

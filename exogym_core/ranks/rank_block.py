@@ -35,7 +35,7 @@ from exogym_core.ranks.records import (
 )
 from exogym_core.ranks.turns import Aborted, Turns
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import Key, Mark, Request
+from netsim.ranks.requests import Key, Mark, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from exogym_core.ranks.arena import Arena, TensorRef
     from exogym_core.ranks.channel import Pipe
     from exogym_core.ranks.watch import Silence
-    from netsim.ranks.kernel import Answer, Question
+    from netsim.ranks.requests import Answer, Question
 
 __all__ = ["Body", "RankBlock"]
 

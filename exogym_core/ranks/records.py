@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.communicator import RankState
     from exogym_core.ranks.arena import TensorRef
     from netsim.files.errors import MismatchError, NetsimError
-    from netsim.ranks.kernel import Answer, Key, Request
+    from netsim.ranks.requests import Answer, Key, Request
 
 __all__ = [
     "Abort",

@@ -19,7 +19,7 @@ from exogym_core.ranks.processes import run_in_processes
 from exogym_core.ranks.spec import WorkerSpec
 from exogym_core.ranks.threads import run_in_threads
 from netsim.files.errors import InputError, unknown_name
-from netsim.ranks.kernel import Mark
+from netsim.ranks.requests import Mark
 from netsim.tools.trace import tracing
 from netsim.topology.topology import Topology
 

@@ -10,7 +10,7 @@ from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS, Carrier
 from exogym_core.ranks.failures import run_rank, told
 from exogym_core.ranks.turns import Turns
 from netsim.files.errors import MismatchError, NetsimError
-from netsim.ranks.kernel import Key, Mark, Request
+from netsim.ranks.requests import Key, Mark, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
     from netsim.fluid.recorder import Recorder
-    from netsim.ranks.kernel import Answer, Question, StampedRow
+    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Answer, Question
 
 __all__ = ["run_in_threads"]
 

@@ -18,7 +18,6 @@ from simpy import Interrupt
 
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
-from netsim.fluid.recorder import Span
 from netsim.ranks.calls import Calls, Play, instant_play
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
@@ -26,22 +25,16 @@ from netsim.ranks.reach import Reach
 from netsim.ranks.requests import (
     Advance,
     Answer,
-    Arrival,
     Ask,
-    Call,
     Confirm,
-    Exit,
     Fetch,
-    Fetched,
     FirstSent,
     Join,
     Key,
-    Letter,
     Mark,
     Post,
     Publish,
     Put,
-    Question,
     Request,
     Take,
     Wait,
@@ -55,36 +48,9 @@ if TYPE_CHECKING:
     import simpy
 
     from netsim.fluid.downtime import Downtime
+    from netsim.fluid.recorder import Span
 
-__all__ = [
-    "Advance",
-    "Answer",
-    "Arrival",
-    "Ask",
-    "Call",
-    "Confirm",
-    "Exit",
-    "Fetch",
-    "Fetched",
-    "FirstSent",
-    "Join",
-    "Kernel",
-    "Key",
-    "Letter",
-    "Mark",
-    "Play",
-    "Post",
-    "Publish",
-    "Put",
-    "Question",
-    "Request",
-    "Span",
-    "StampedRow",
-    "Take",
-    "Wait",
-    "Withdraw",
-    "instant_play",
-]
+__all__ = ["Kernel", "StampedRow"]
 
 
 T = TypeVar("T")

@@ -22,23 +22,13 @@ from exogym_core.communicator.simulated.mail import MailRanks, message_lane
 from exogym_core.communicator.simulated.port import InFlight, Port, RankState, ScheduleBook
 from exogym_core.communicator.simulated.present import PresentRanks, signature_of
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import (
-    Advance,
-    Ask,
-    Call,
-    Exit,
-    Key,
-    Mark,
-    Post,
-    Wait,
-    Withdraw,
-)
+from netsim.ranks.requests import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, Withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.exchange import Signature
-    from netsim.ranks.kernel import Answer, Question, Request
+    from netsim.ranks.requests import Answer, Question, Request
 
 __all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator", "SimulatedHandle"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.simulated.present import signature_of
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import Call, FirstSent, Key, Put, Take
+from netsim.ranks.requests import Call, FirstSent, Key, Put, Take
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.simulated.port import Port, RankState
-    from netsim.ranks.kernel import Answer, Letter, Question, Request
+    from netsim.ranks.requests import Answer, Letter, Question, Request
 
 __all__ = ["MailRanks", "message_lane"]
 

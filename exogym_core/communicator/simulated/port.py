@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
-    from netsim.ranks.kernel import Answer, Call, Key, Question, Request
+    from netsim.ranks.requests import Answer, Call, Key, Question, Request
 
 __all__ = ["InFlight", "Port", "RankState", "ScheduleBook"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature, caller
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import Call, Confirm, Fetch, Fetched, Join, Key, Publish
+from netsim.ranks.requests import Call, Confirm, Fetch, Fetched, Join, Key, Publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.simulated.port import Port, RankState
-    from netsim.ranks.kernel import Answer, Arrival, Question, Request
+    from netsim.ranks.requests import Answer, Arrival, Question, Request
 
 __all__ = ["PresentRanks", "signature_of"]
 

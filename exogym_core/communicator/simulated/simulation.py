@@ -16,7 +16,8 @@ from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from netsim.collectives import Choices, Schedule, parse_collectives, play, play_all_to_all, schedule
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
-from netsim.ranks.kernel import Call, Kernel, instant_play
+from netsim.ranks.calls import instant_play
+from netsim.ranks.kernel import Kernel
 from netsim.ranks.reach import Reach
 from netsim.topology.protocol import Protocol
 from netsim.topology.windows import WindowLimit, window_limit
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.calls import Cancel, Enter
-    from netsim.ranks.kernel import Answer, Request, StampedRow
+    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Answer, Call, Request
     from netsim.topology.topology import Topology
 
 # Kinds of collectives that are remembered, so that each is looked at once.
