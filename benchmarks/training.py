@@ -72,7 +72,7 @@ class Loop:
     def __init__(self, case: Case, diloco: bool) -> None:
         self.diloco = diloco
         program = Program(request(case, AllReduceStrategy(OPTIM)), case.model, case.task.train, None)
-        self.sources = [program._shared_source(rank) for rank in range(WORKERS)]
+        self.sources = [program.data.shared_source(rank) for rank in range(WORKERS)]
         self.models = [copy.deepcopy(case.model) for _ in range(WORKERS)]
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in self.models]
         self.parameters = [list(model.parameters()) for model in self.models]

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from exogym_core import Trainer
-from exogym_core.communicator.base import reduce_op_name
+from exogym_core.communicator.arguments import reduce_op_name
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import collate_of
 from exogym_core.strategy import AllReduceStrategy

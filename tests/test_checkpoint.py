@@ -21,10 +21,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.checkpoints import checkpoint, rank_state
-from exogym_core.checkpoints.checkpoint import CheckpointWriter, StoredCheckpoint, find_checkpoint
+from exogym_core.checkpoints import checkpoint, rank_state, writing
+from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.checkpoints.log import LogWriter, read_logs
 from exogym_core.checkpoints.rank_state import decode, encode, read_state, write_state
+from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal
 from exogym_core.results.record import RecordError
@@ -276,7 +277,7 @@ def test_a_crash_while_a_file_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(rank_state, "write_new", crashing)
-        patch.setattr(checkpoint, "write_new", crashing)
+        patch.setattr(writing, "write_new", crashing)
         patch.setattr(CheckpointWriter, "close", lambda writer: None)
         with pytest.raises(BaseException, match=r"Killed|^$"):
             fit(checkpoint_interval=1, save_dir=tmp_path)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
-from exogym_core.data.samples import EpochOrder, OwnData, SharedData, StreamedData
+from exogym_core.data.samples import EpochOrder, OwnData, SharedData
+from exogym_core.data.streams import StreamedData
 from netsim.files.errors import InputError, UnknownNameError
 
 worlds = st.integers(1, 6)

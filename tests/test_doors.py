@@ -16,7 +16,8 @@ from torch import nn
 
 from exogym_core.app.cli import main
 from exogym_core.app.own_code import find_own_code
-from exogym_core.checkpoints.checkpoint import CheckpointWriter, run_identity
+from exogym_core.checkpoints.checkpoint import run_identity
+from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.results import report
 from exogym_core.results.lock import FolderLock
 from exogym_core.results.record import RunFolder

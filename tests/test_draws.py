@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.data.draws import Draws, held_generators
-from exogym_core.data.samples import EpochOrder, SharedData, StreamedData
+from exogym_core.data.samples import EpochOrder, SharedData
+from exogym_core.data.streams import StreamedData
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
 from exogym_core.tasks import build_model
 from netsim.files.errors import InputError

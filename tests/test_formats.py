@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core.app.experiment import Evaluate, Experiment, Settings, Workers
+from exogym_core.app.experiment import Experiment
+from exogym_core.app.settings import Evaluate, Settings, Workers
 from exogym_core.cost.compute import Compute
 from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
 from netsim.files.documents import Schema, parse_document

@@ -10,7 +10,8 @@ from dataclasses import fields
 import pytest
 
 from exogym_core import Trainer
-from exogym_core.app.experiment import Experiment, Settings
+from exogym_core.app.experiment import Experiment
+from exogym_core.app.settings import Settings
 from exogym_core.training.options import OPTIONS, RunOptions, file_values
 from netsim.files.documents import parse_document
 from netsim.files.errors import InputError

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import traceback
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +12,11 @@ import click
 from rich.text import Text
 
 from exogym_core.app.bench_command import bench
+from exogym_core.app.common_options import CommonOptions, debug_flag, plain_json, results_json
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
-from exogym_core.app.runs import resume_run, show_report, stdout, train
+from exogym_core.app.run_commands import compare, run
+from exogym_core.app.runs import show_report, stdout
 from exogym_core.app.schema_command import schema
 from exogym_core.app.study_commands import sweep
 from exogym_core.names import visible, visible_text
@@ -24,7 +24,7 @@ from netsim.files.errors import InputError, NetsimError, unknown_name
 from netsim.tools.usage import CommandGroup, usage_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from exogym_core.app.experiment import Experiment
 
@@ -33,191 +33,13 @@ __all__ = ["main"]
 # torch, matplotlib and what imports them are imported inside commands: `netgym --help` answers at once.
 
 
-@dataclass
-class _Options:
-    """What concerns every command."""
-
-    debug: bool = False
-
-
-def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        context.ensure_object(_Options).debug = True
-
-
-_debug = click.option(
-    "--debug",
-    is_flag=True,
-    expose_value=False,
-    callback=_set_debug,
-    help="Show Python's traceback with an error.",
-)
-
-
-def _not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Such as an unset variable of a shell leaves behind: it would be taken for the folder one is in."""
-    if value == "":
-        raise click.BadParameter("it is empty: give a name, or leave the option out", context, parameter)
-    return value
-
-
-def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """EXPERIMENT is needed unless there is --resume."""
-    if value is None and context.params.get("resume") is None:
-        raise click.MissingParameter(ctx=context, param=parameter, param_hint="'EXPERIMENT'")
-    return value
-
-
-def _is_resumed(resume: Path | None, trust: bool, **others: object) -> bool:
-    """Whether a run is to go on, which it does as it was begun: nothing else may be given."""
-    if resume is None:
-        if trust:
-            raise InputError("--trust: goes with --resume: leave it out")
-        return False
-    for name, value in others.items():
-        if value:
-            told = "EXPERIMENT" if name == "experiment" else f"--{name}"
-            raise InputError(f"--resume {visible(resume)}: goes on as it was begun: leave out {told}")
-    return True
-
-
-def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
-    """A number of seeds, or a list of them."""
-    if value is None:
-        return None
-    numbers = [number.strip() for number in value.split(",")]
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        told = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
-        raise click.BadParameter(told, context, parameter)
-    return [int(number) for number in numbers] if "," in value else int(value)
-
-
-_plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder, summary and verdict."
-)
-
-
-def _run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What `run` and `compare` have in common."""
-    for option in reversed(
-        [
-            click.argument(
-                "experiment", type=click.Path(path_type=Path), required=False, callback=_or_resume
-            ),
-            click.option(
-                "--resume",
-                metavar="DIR",
-                type=click.Path(path_type=Path),
-                is_eager=True,  # known when it is asked whether EXPERIMENT is missing
-                help="Go on with the run in this folder, from its last checkpoint.",
-            ),
-            click.option(
-                "--trust", is_flag=True, help="With --resume: though somebody else has made or changed it."
-            ),
-            click.option(
-                "--topology",
-                metavar="NAME",
-                callback=_not_empty,
-                help="Another network: a shipped name or a file.",
-            ),
-            click.option("--protocol", metavar="NAME", callback=_not_empty, help="Another protocol."),
-            click.option(
-                "--scale", metavar="NAME", help="Change the keys that EXPERIMENT lists under scales: NAME."
-            ),
-            click.option(
-                "--set",
-                "overrides",
-                metavar="KEY=VALUE",
-                multiple=True,
-                help="Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
-            ),
-            click.option(
-                "--out",
-                metavar="DIR",
-                callback=_not_empty,
-                help="The run's folder, new or empty [runs/<name>-<n>].",
-            ),
-            click.option(
-                "--seeds",
-                metavar="N",
-                callback=_seeds,
-                help="Each strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.",
-            ),
-            _json,
-            _debug,
-        ]
-    ):
-        command = option(command)
-    return command
-
-
 @click.group(
     cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(metadata.version("netgym"), prog_name="netgym", message="%(prog)s %(version)s")
-@_debug
+@debug_flag
 def cli() -> None:
     """Train virtual workers for real over a simulated network; see loss and wall clock together."""
-
-
-@cli.command()
-@_run_options
-@click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
-@click.option("--trace", is_flag=True, help="Write trace.json.gz, to look at with Perfetto.")
-def run(
-    experiment: Path | None,
-    resume: Path | None,
-    trust: bool,
-    topology: str | None,
-    protocol: str | None,
-    scale: str | None,
-    overrides: tuple[str, ...],
-    out: str | None,
-    seeds: int | list[int] | None,
-    as_json: bool,
-    strategy: str | None,
-    trace: bool,
-) -> None:
-    """Train with one strategy of EXPERIMENT, or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds, "strategy": strategy}
-    if _is_resumed(resume, trust, experiment=experiment, topology=topology, protocol=protocol, **given):
-        assert resume is not None
-        return resume_run(resume, trust=trust, trace=trace, as_json=as_json)
-    assert experiment is not None
-    loaded = _load(experiment, topology, protocol, seeds, overrides, scale)
-    if strategy is not None:
-        loaded = loaded.only(strategy)
-    elif len(loaded.strategies) > 1:
-        names = ", ".join(visible(entry.label, 40) for entry in loaded.strategies)
-        raise InputError(
-            f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
-            "or use: netgym compare"
-        )
-    return train(loaded, out, trace=trace, as_json=as_json)
-
-
-@cli.command()
-@_run_options
-def compare(
-    experiment: Path | None,
-    resume: Path | None,
-    trust: bool,
-    topology: str | None,
-    protocol: str | None,
-    scale: str | None,
-    overrides: tuple[str, ...],
-    out: str | None,
-    seeds: int | list[int] | None,
-    as_json: bool,
-) -> None:
-    """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds}
-    if _is_resumed(resume, trust, experiment=experiment, topology=topology, protocol=protocol, **given):
-        assert resume is not None
-        return resume_run(resume, trust=trust, as_json=as_json)
-    assert experiment is not None
-    return train(_load(experiment, topology, protocol, seeds, overrides, scale), out, as_json=as_json)
 
 
 @cli.command()
@@ -227,8 +49,8 @@ def compare(
 )
 @click.option("--where", metavar="KEY=VALUE", multiple=True, help="Only runs that have it. May be repeated.")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page of several runs.")
-@_json
-@_debug
+@results_json
+@debug_flag
 def report(
     folders: tuple[Path, ...], by: tuple[str, ...], where: tuple[str, ...], out: Path | None, as_json: bool
 ) -> None:
@@ -253,8 +75,8 @@ def report(
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
 @click.option("--seed", type=int, help="Of the draws [another text each time].")
 @click.option("--trust", is_flag=True, help="Run the code that RUN names, though somebody else has made it.")
-@_plain_json
-@_debug
+@plain_json
+@debug_flag
 def sample(
     model_or_run: Path,
     strategy: str | None,
@@ -278,8 +100,8 @@ def sample(
 
 @cli.command("list")
 @click.argument("what", required=False)
-@_plain_json
-@_debug
+@plain_json
+@debug_flag
 def list_names(what: str | None, as_json: bool) -> None:
     """Show what can be named: strategies, tasks, models, topologies, devices, protocols."""
     from exogym_core.app.catalogue import SECTIONS
@@ -299,8 +121,8 @@ def list_names(what: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@_plain_json
-@_debug
+@plain_json
+@debug_flag
 def validate(file: Path, as_json: bool) -> None:
     """Check an experiment or a topology FILE."""
     from netsim.files.documents import load_document
@@ -358,8 +180,10 @@ def _build_shipped(experiment: Experiment) -> str:
 cli.add_command(plan)
 cli.add_command(advise)
 cli.add_command(bench)
+cli.add_command(compare)
 cli.add_command(launch)
 cli.add_command(reproduce)
+cli.add_command(run)
 cli.add_command(schema)
 cli.add_command(sweep)
 
@@ -369,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Errors are told in one line on stderr, without a traceback unless there is `--debug`.
     """
-    options = _Options()
+    options = CommonOptions()
     try:
         code = cli.main(arguments, prog_name="netgym", standalone_mode=False, obj=options)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -396,21 +220,3 @@ def _fail(message: str, code: int) -> int:
     lines = [visible(line, 2000) for line in message.splitlines()] or ["failed"]
     click.echo("\n".join([f"error: {lines[0]}", *lines[1:]]), err=True)
     return code
-
-
-def _load(
-    path: Path,
-    topology: str | None,
-    protocol: str | None,
-    seeds: int | list[int] | None,
-    overrides: Iterable[str],
-    scale: str | None,
-) -> Experiment:
-    from exogym_core.app.experiment import Experiment
-
-    if topology is not None and os.path.isfile(topology):
-        # A path in the experiment is relative to its file, one on the command line to where we are.
-        topology = str(Path(topology).resolve())
-    given = {"topology": topology, "protocol": protocol, "seeds": seeds}
-    options = {key: value for key, value in given.items() if value is not None}
-    return Experiment.load(path, list(overrides), options, scale)

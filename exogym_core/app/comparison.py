@@ -25,7 +25,8 @@ from netsim.files.errors import InputError, NetsimError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from exogym_core.app.experiment import Experiment, StrategySettings
+    from exogym_core.app.experiment import Experiment
+    from exogym_core.app.settings import StrategySettings
     from exogym_core.results.record import RunFolder
     from exogym_core.tasks import Task
 

@@ -49,7 +49,7 @@ def _topology() -> dict[str, Any]:
 
 
 def _experiment() -> dict[str, Any]:
-    from exogym_core.app.experiment import Settings
+    from exogym_core.app.settings import Settings
 
     made = Settings.model_json_schema()
     properties, parts = made["properties"], made["$defs"]

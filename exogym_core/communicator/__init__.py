@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.base import Communicator, Handle, Traffic
+from exogym_core.communicator.base import Communicator
+from exogym_core.communicator.handle import Handle, Traffic
 
 if TYPE_CHECKING:
     from exogym_core.communicator.gloo.communicator import GlooCommunicator

@@ -9,103 +9,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.arguments import CheckedArguments
 from exogym_core.plain import packed, unpacked
-from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["CODE_CARRIERS", "Communicator", "Handle", "Traffic", "reduce_op_name"]
+    from exogym_core.communicator.handle import Handle, Traffic
+
+__all__ = ["CODE_CARRIERS", "Communicator"]
 
 T = TypeVar("T")
-
-_OPS = ("sum", "avg", "min", "max", "product")
-
-# Those that torch can add up.
-_REDUCIBLE_DTYPES = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    }
-)
-
-
-def reduce_op_name(op: object) -> str:
-    """One of `sum avg min max product` from a string, or a `torch.distributed.ReduceOp`, also as an object.
-
-    Raises:
-        UnknownNameError: `op` is none of them.
-
-    >>> reduce_op_name("SUM"), reduce_op_name(torch.distributed.ReduceOp.AVG)
-    ('sum', 'avg')
-    """
-    text = op if isinstance(op, str) else str(op).rsplit(".", maxsplit=1)[-1].strip("<>: 0123456789")
-    name = text.lower()
-    kinds = torch.distributed.ReduceOp
-    if isinstance(op, kinds):  # an object's text is its address
-        name = next((known for known in _OPS if op == getattr(kinds, known.upper())), name)
-    if name not in _OPS:
-        raise unknown_name("reduce op", text, _OPS)
-    return name
-
-
-@dataclass
-class Traffic:
-    """What one rank has sent so far, in bytes.
-
-    Attributes:
-        bytes_sent: payload that left this rank, headers not counted.
-        wan_bytes: the part of it that went to another region (0 where the transport knows no regions).
-        payload_bytes: every message counted once in its encoded form, as papers count.
-    """
-
-    bytes_sent: int = 0
-    wan_bytes: int = 0
-    payload_bytes: int = 0
-
-
-class Handle(ABC, Generic[T]):
-    """An operation in flight; `wait()` returns what the synchronous call would have returned."""
-
-    @abstractmethod
-    def wait(self) -> T:
-        """Block until the result is there. Raises what the operation raised. May be called again."""
-
-    @abstractmethod
-    def is_completed(self) -> bool:
-        """Whether `wait()` would return at once; on a simulated network, at this rank's virtual time."""
-
-    def cancel(self) -> bool:
-        """Take a message back that the other side has not called for yet; returns whether that was so.
-
-        A receive that is cancelled takes nothing: the next one of the same sender and tag gets the message. Wait
-        for the handle only where this returns False.
-
-        Raises:
-            InputError: the operation is a collective, which others count on.
-        """
-        raise InputError("cancel: only messages can be cancelled; wait for the handle")
-
 
 CODE_CARRIERS = ("direct", "ring")
 """All-reduce algorithms for encoded values: parts go straight to one rank each, which decodes, sums and encodes the
 mean for all; or sums go around a ring and are encoded again at every hop."""
 
 
-class Communicator(ABC):
+class Communicator(CheckedArguments, ABC):
     """Collective and point-to-point operations of one rank in one group.
 
     Ranks, `src` and `dst` are local to the group. Every member calls the same operations in the same order.
@@ -120,9 +46,6 @@ class Communicator(ABC):
         InputError: an argument is wrong by itself (unknown op, rank out of range, average of integers).
     """
 
-    rank: int
-    world_size: int
-    transport: str
     traffic: Traffic
     can_leave_behind: bool = False  # `among_present` and its like are there
 
@@ -265,12 +188,6 @@ class Communicator(ABC):
             InputError: a real transport, or a call off the clock.
         """
         raise self._not_here("fetch")
-
-    def _not_here(self, call: str) -> InputError:
-        return InputError(
-            f"rank {self.rank}, {call}: not over transport {self.transport!r}, which waits for every member; "
-            "use 'netsim', or leave time-outs for absent ranks out"
-        )
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -420,17 +337,6 @@ class Communicator(ABC):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on counting from what `state_dict` returned."""
 
-    def _still_in_flight(self, call: object) -> InputError:
-        return InputError(
-            f"rank {self.rank}, checkpoint: {call} is still in flight at the end of the step; "
-            "wait for its handle before, or leave checkpoints out"
-        )
-
-    def _mail_not_kept(self) -> InputError:
-        return InputError(
-            f"rank {self.rank}, checkpoint: what lies in mailboxes cannot be kept; leave checkpoints out"
-        )
-
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:
         """Count the calls inside as one message of `payload_bytes` in `traffic.payload_bytes`.
@@ -451,39 +357,6 @@ class Communicator(ABC):
         simulated run fixes one that can carry them.
         """
         return CODE_CARRIERS[0]
-
-    # --- shared argument checks ----------------------------------------------------------------------------
-
-    def _check_rank(self, call: str, name: str, rank: int) -> int:
-        """`rank` if it is a member's; `call` and `name` tell the user which argument is wrong."""
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:
-            raise InputError(
-                f"rank {self.rank}, {call}: {name}={rank!r} is not a rank; use 0 to {self.world_size - 1}"
-            )
-        return rank
-
-    def _check_present(self, seconds: float, averaging_seconds: float, weight: float) -> None:
-        """Refuse a time-out or a weight without meaning."""
-        problem = ""
-        if not 0 <= seconds < math.inf:
-            problem = f"seconds={seconds!r}; give a finite number from 0 up"
-        elif not averaging_seconds > 0:
-            problem = f"averaging_seconds={averaging_seconds!r}; give a number above 0"
-        elif not 0 < weight < math.inf:
-            problem = f"weight={weight!r}; give a finite number above 0"
-        if problem:
-            raise InputError(f"rank {self.rank}, average_present: {problem}")
-
-    def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
-        """The reduce op's name, refused where it has no meaning for this dtype."""
-        name = reduce_op_name(op)
-        if tensor.dtype not in _REDUCIBLE_DTYPES:
-            raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
-        if name == "avg" and not tensor.is_floating_point():
-            raise InputError(
-                f"rank {self.rank}, {call}: op='avg' of {tensor.dtype} would round; convert to floats"
-            )
-        return name
 
 
 def _as_tensor(obj: Any) -> Tensor:

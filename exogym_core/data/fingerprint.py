@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from exogym_core.data.samples import stream_length
+from exogym_core.data.streams import stream_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

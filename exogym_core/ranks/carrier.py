@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from exogym_core.communicator.simulated.communicator import RankState
+from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import Simulation
 from exogym_core.ranks.failures import FirstFailure
 

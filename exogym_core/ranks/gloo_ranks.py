@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Rendezvous, choose_backend
+from exogym_core.communicator.handle import Traffic
 from exogym_core.ranks.children import ChannelClosed, Children, Pipe
 from exogym_core.ranks.failures import told
 from exogym_core.ranks.rng import RandomStates

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.communicator.simulated.communicator import RankState, SimulatedCommunicator
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import Schedules
 from exogym_core.ranks.alone import Alone
 from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.communicator.exchange import Signature
-    from exogym_core.communicator.simulated.communicator import RankState
+    from exogym_core.communicator.simulated.port import RankState
     from exogym_core.ranks.arena import TensorRef
     from netsim.files.errors import MismatchError, NetsimError
     from netsim.ranks.requests import Answer, Key, Request

@@ -26,7 +26,8 @@ from netsim.topology.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.communicator.base import Communicator, Traffic
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.handle import Traffic
     from exogym_core.ranks.carrier import OnDeposit
     from netsim.ranks.kernel import StampedRow
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from exogym_core.communicator.base import Handle
+    from exogym_core.communicator.handle import Handle
     from exogym_core.strategy.chain import Scope
     from exogym_core.strategy.options.optim import OptimizerLike
 

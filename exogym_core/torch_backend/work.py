@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.simulated.communicator import SimulatedHandle
+    from exogym_core.communicator.simulated.posting import SimulatedHandle
     from exogym_core.torch_backend.session import RankSession
 
 __all__ = ["NetsimWork"]

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.checkpoints.checkpoint import RankCheckpoints, StoredCheckpoint, find_checkpoint
+from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
+from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.ranks.collecting import Collecting
 from exogym_core.ranks.gloo_ranks import untimed_row
 from exogym_core.ranks.torchrun import JoinedRank, recalled, remember, torchrun_rank

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.checkpoints.checkpoint import RankCheckpoints
 from exogym_core.checkpoints.rank_state import random_streams, restore_random_streams
+from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.strategy.context import StepContext
 from exogym_core.training.deposits import Deposits, Looks
 from exogym_core.training.snapshot import broadcast_state, cpu_state, passing_buffers

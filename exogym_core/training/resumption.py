@@ -8,13 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.checkpoints.checkpoint import (
-    CheckpointWriter,
-    RankCheckpoints,
-    StoredCheckpoint,
-    find_checkpoint,
-    run_identity,
-)
+from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint, run_identity
+from exogym_core.checkpoints.writing import CheckpointWriter, RankCheckpoints
 from exogym_core.cost.compute import Compute
 from exogym_core.results.record import make_private_folder
 from exogym_core.training.options import OPTIONS
@@ -66,7 +61,7 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
         options,
         request.num_nodes,
         _settings(program),
-        program.fingerprint() if keeps else None,
+        program.data.fingerprint() if keeps else None,
     )
     if resumed is not None:
         resumed.check(identity)

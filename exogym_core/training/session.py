@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.checkpoints.checkpoint import CheckpointWriter
+    from exogym_core.checkpoints.writing import CheckpointWriter
     from exogym_core.ranks.run import RunResult
     from exogym_core.results.history import FitResult, RowRecorder
     from exogym_core.training.loop import RankOutcome

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.app.experiment import Experiment, yaml_text
+from exogym_core.app.experiment import Experiment
 from exogym_core.app.overrides import apply_values
+from exogym_core.app.settings import yaml_text
 from exogym_core.app.studies.points import Sweep, point_text
 from exogym_core.names import visible
 from exogym_core.results.record import RunFolder

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.gloo.agreement import ENDED, call_record, disagreement
 from exogym_core.communicator.gloo.mail import Letters
 from exogym_core.communicator.gloo.messages import Mailbox
 from exogym_core.communicator.gloo.wire import Wire
+from exogym_core.communicator.handle import Handle, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.base import Communicator, Handle, Traffic
+from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.gloo.agreement import gather_json
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.gloo.wire import Wire
+    from exogym_core.communicator.handle import Handle, Traffic
 
 __all__ = ["GlooCommunicator"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.communicator.base import Handle
 from exogym_core.communicator.gloo.agreement import RECORD_BYTES, call_record, disagreement
+from exogym_core.communicator.handle import Handle
 from netsim.files.errors import DeadlockError
 
 if TYPE_CHECKING:

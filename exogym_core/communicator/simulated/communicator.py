@@ -16,123 +16,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
 from exogym_core.communicator.simulated.mail import MailRanks, message_lane
-from exogym_core.communicator.simulated.port import InFlight, Port, RankState, ScheduleBook
-from exogym_core.communicator.simulated.present import PresentRanks, signature_of
+from exogym_core.communicator.simulated.posting import signature_of
+from exogym_core.communicator.simulated.present import PresentRanks
 from netsim.files.errors import InputError
-from netsim.ranks.requests import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, Withdraw
+from netsim.ranks.requests import Ask, Call, Exit, Key, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from exogym_core.communicator.exchange import Signature
-    from netsim.ranks.requests import Answer, Question, Request
+    from exogym_core.communicator.handle import Handle
 
-__all__ = ["Port", "RankState", "ScheduleBook", "SimulatedCommunicator", "SimulatedHandle"]
+__all__ = ["SimulatedCommunicator"]
 
 T = TypeVar("T")
 
 _CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
 
 
-class SimulatedHandle(Handle[T]):
-    """A posted call: its values are taken, and its end is waited for on the clock, at the first `wait`."""
-
-    def __init__(
-        self,
-        comm: SimulatedCommunicator,
-        key: Key,
-        ticket: Any,
-        member: int,
-        deliver: Callable[[tuple[Tensor, ...]], T],
-        on_clock: bool,
-        signature: Signature,
-    ) -> None:
-        self._comm, self._key, self._ticket, self._member = comm, key, ticket, member
-        self._signature = signature
-        self._deliver, self._on_clock = deliver, on_clock
-        self._open = (key, member)
-        self._is_charged = False
-        self._result: list[T] = []
-
-    def wait(self) -> T:
-        if not self._is_charged:
-            self._is_charged = True
-            if self._on_clock:
-                self._comm._request(Wait(self._key))
-            else:  # should others have to go on before, this rank stands still where it is
-                self._comm._request_advance()
-        return self.deliver()
-
-    def deliver(self) -> T:
-        """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""
-        if not self._result:
-            port = self._comm._port
-            self._result.append(self._deliver(port.take(self._ticket, self._member)))
-            port.taken(self._ticket)
-            self._comm._state.in_flight.pop(self._open, None)
-        return self._result[0]
-
-    def is_completed(self) -> bool:
-        if self._result:
-            return True
-        if self._on_clock:
-            return bool(self._comm._ask(Ask(self._key))) and self._comm._port.ready(self._ticket)
-        return self._comm._port.ready(self._ticket)
-
-    def cancel(self) -> bool:
-        if self._signature.name != "sendrecv":
-            raise InputError(f"rank {self._comm.rank}, cancel: {self._signature} is no message; wait for it")
-        if self._result or not self._on_clock or self._signature.side == "send":
-            return False
-        is_off = bool(self._comm._ask(Withdraw(self._key)))
-        if is_off:
-            self._comm._withdrawn(self._key, self._ticket, self._signature)
-        return is_off
-
-
 class SimulatedCommunicator(PresentRanks, MailRanks):
-    """One rank's communicator on the simulated network.
-
-    Args:
-        port: the rank's way to the simulation.
-        ranks: the group's members, as ranks of the run.
-        rank: this rank's position among them.
-        book: what calls send.
-        state: shared by all communicators of this rank.
-        group_id: equal on all members, different for every group.
-    """
+    """One rank's communicator on the simulated network; its arguments are those of `PostingRank`."""
 
     transport = "netsim"
     can_leave_behind = True
-
-    def __init__(
-        self,
-        port: Port,
-        ranks: Sequence[int],
-        rank: int,
-        book: ScheduleBook,
-        state: RankState | None = None,
-        group_id: Hashable = 0,
-    ) -> None:
-        self.rank, self.world_size = rank, len(ranks)
-        self._port, self._ranks, self._book = port, tuple(ranks), book
-        self._state = state if state is not None else RankState()
-        self._group_id = group_id
-        self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
-        self._first_call = 0
-
-    @property
-    def state(self) -> RankState:
-        """What all communicators of this rank share."""
-        return self._state
-
-    @property
-    def traffic(self) -> Traffic:  # type: ignore[override]
-        """What this rank has sent so far, in all its groups."""
-        return self._state.traffic
 
     # --- collectives ---------------------------------------------------------------------------------------
 
@@ -224,129 +131,6 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         number = self._next_number(lane, side)
         member = 0 if side == "send" else 1
         return self._post(Key(lane, number), call, member, signature, tensors, deliver)
-
-    # --- posting -------------------------------------------------------------------------------------------
-
-    def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
-        """Keep a receive that has been taken back for the next one of its lane: its values may be here already."""
-        self._state.in_flight.pop((key, 1), None)
-        self._counter[key.group, "recv"] -= 1
-        self._state.withdrawn[key] = (ticket, signature)
-
-    def _collective(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        deliver: Callable[[tuple[Tensor, ...]], T],
-        async_op: bool,
-        *,
-        reduce_op: str = "",
-        root: int = 0,
-        like: Sequence[Tensor] | None = None,
-    ) -> T | Handle[T]:
-        like = tensors if like is None else like
-        signature = signature_of(name, like, reduce_op, root, on_clock=not self._state.off_clock)
-        call = Call(
-            name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
-        )
-        if name == "all_to_all":  # what others have is theirs to tell
-            own = tuple(tensor.nbytes for tensor in tensors)
-            call = call._replace(num_bytes=sum(own), parts=(own,))
-        key = Key(self._lane(), self._next_number(self._lane()))
-        # What is only moved is handed over as it is, and others may take it long after this rank has gone on
-        # and changed it. What is reduced is read when the last member posts, while the others wait.
-        keeps = async_op or not reduce_op
-        inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
-        handle = self._post(key, call, self.rank, signature, inputs, deliver)
-        return handle if async_op else handle.wait()
-
-    def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
-        """What `netsim.collectives.schedule` calls num_bytes: the tensor, or the sum over ranks."""
-        own = sum(tensor.nbytes for tensor in like)
-        return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
-
-    def _post(
-        self,
-        key: Key,
-        call: Call,
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        deliver: Callable[[tuple[Tensor, ...]], T],
-    ) -> Handle[T]:
-        on_clock = not self._state.off_clock
-        ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
-        if ticket is None:
-            ticket = self._port.post(key, call.ranks, member, signature, tensors)
-        elif earlier.agreed() != signature.agreed():
-            raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
-        if on_clock:
-            self._count(call, member, tensors)
-            self._request(Post(key, member, call))
-        handle = SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
-        if self._state.noted is None:
-            self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
-            if len(self._state.in_flight) >= self._state.look_at:
-                self._let_go()
-        return handle
-
-    def _let_go(self) -> None:
-        """Forget calls that are over and that nobody can wait for any more."""
-        state = self._state
-        for (key, member), flight in list(state.in_flight.items()):
-            if flight.handle() is None and self._port.ready(flight.ticket):
-                del state.in_flight[key, member]
-                self._port.take(flight.ticket, member)
-                self._port.taken(flight.ticket)
-                state.unwaited = flight.signature
-        state.look_at = max(8, 2 * len(state.in_flight))
-
-    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
-        traffic = self._state.traffic
-        bytes_sent, wan_bytes = self._book.traffic(call, member)
-        traffic.bytes_sent += bytes_sent
-        traffic.wan_bytes += wan_bytes
-        traffic.payload_bytes += sum(tensor.nbytes for tensor in tensors)
-
-    def _lane(self) -> Hashable:
-        return (self._group_id, "off") if self._state.off_clock else self._group_id
-
-    def _next_number(self, lane: Hashable, side: str = "") -> int:
-        state = self._state
-        if state.again is not None:
-            return state.again.pop(0)
-        number = self._upcoming(lane, side)
-        self._counter[lane, side] += 1
-        if state.noted is not None:
-            state.noted.append(number)
-        return number
-
-    def _upcoming(self, lane: Hashable, side: str = "") -> int:
-        """The number that the next call of a lane will have."""
-        return self._first_call + self._counter[lane, side]
-
-    @property
-    def _counter(self) -> Counter[Hashable]:
-        """How many calls each lane of this group has had."""
-        if self._num_calls is not None:
-            return self._num_calls
-        return self._state.num_calls.setdefault(self._group_id, Counter())
-
-    def _request(self, request: Request) -> None:
-        if self._state.repeating:
-            return
-        self._request_advance()
-        self._port.request(request)
-
-    def _request_advance(self) -> None:
-        """What has been computed since the last request, as one."""
-        if self._state.pending_seconds:
-            seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
-            self._port.request(Advance(seconds))
-
-    def _ask(self, question: Question) -> Answer:
-        self._request_advance()
-        return self._port.ask(question)
 
     # --- groups and the clock ------------------------------------------------------------------------------
 

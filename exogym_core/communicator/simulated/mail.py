@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, cast
 
-from exogym_core.communicator.base import Communicator
-from exogym_core.communicator.simulated.present import signature_of
+from exogym_core.communicator.simulated.posting import PostingRank, signature_of
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Call, FirstSent, Key, Put, Take
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable
 
     from torch import Tensor
 
-    from exogym_core.communicator.simulated.port import Port, RankState
-    from netsim.ranks.requests import Answer, Letter, Question, Request
+    from netsim.ranks.requests import Letter
 
 __all__ = ["MailRanks", "message_lane"]
 
@@ -26,33 +23,8 @@ def message_lane(group_id: Hashable, src: int, dst: int, tag: int) -> Hashable:
     return ("message", group_id, src, dst, tag)
 
 
-class MailRanks(Communicator):
+class MailRanks(PostingRank):
     """The part of a simulated communicator whose messages come when they come."""
-
-    _port: Port
-    _state: RankState
-    _ranks: tuple[int, ...]
-    _group_id: Hashable
-
-    @abstractmethod
-    def _ask(self, question: Question) -> Answer:
-        """The kernel's answer, at this rank's virtual time."""
-
-    @abstractmethod
-    def _request(self, request: Request) -> None:
-        """Append to this rank's stream."""
-
-    @abstractmethod
-    def _next_number(self, lane: Hashable, side: str = "") -> int:
-        """How many have had a number of that lane before."""
-
-    @abstractmethod
-    def _upcoming(self, lane: Hashable, side: str = "") -> int:
-        """The number that the next of that lane will have."""
-
-    @abstractmethod
-    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
-        """Count what a call sends."""
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_rank("put", "dst", dst)

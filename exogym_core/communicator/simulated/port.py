@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exogym_core.communicator.base import Traffic
+from exogym_core.communicator.handle import Traffic
 
 if TYPE_CHECKING:
     import weakref

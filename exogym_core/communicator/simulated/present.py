@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from exogym_core.communicator.base import Communicator
-from exogym_core.communicator.exchange import Signature, caller
+from exogym_core.communicator.simulated.posting import PostingRank, signature_of
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Call, Confirm, Fetch, Fetched, Join, Key, Publish
 
@@ -17,46 +15,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.simulated.port import Port, RankState
-    from netsim.ranks.requests import Answer, Arrival, Question, Request
+    from exogym_core.communicator.base import Communicator
+    from netsim.ranks.requests import Arrival
 
-__all__ = ["PresentRanks", "signature_of"]
+__all__ = ["PresentRanks"]
 
 T = TypeVar("T")
 
 
-class PresentRanks(Communicator):
+class PresentRanks(PostingRank):
     """The part of a simulated communicator that can do without a member."""
-
-    _port: Port
-    _state: RankState
-    _ranks: tuple[int, ...]
-    _group_id: Hashable
-
-    @abstractmethod
-    def _ask(self, question: Question) -> Answer:
-        """The kernel's answer, at this rank's virtual time."""
-
-    @abstractmethod
-    def _request(self, request: Request) -> None:
-        """Append to this rank's stream."""
-
-    @abstractmethod
-    def _next_number(self, lane: Hashable) -> int:
-        """How many have had a number of that lane before."""
-
-    @abstractmethod
-    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
-        """Count what a call sends."""
-
-    @abstractmethod
-    def _with(
-        self, ranks: tuple[int, ...], rank: int, group_id: Hashable, number: int | None = None
-    ) -> Communicator:
-        """The communicator of other ranks of the run, this one at position `rank` among them.
-
-        With a number, which never comes again, nothing is remembered of its calls.
-        """
 
     def among_present(
         self,
@@ -126,13 +94,3 @@ class PresentRanks(Communicator):
     def _check_on_clock(self, call: str) -> None:
         if self._state.off_clock or self._state.repeating:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
-
-
-def signature_of(
-    name: str, like: Sequence[Tensor], reduce_op: str, root: int, on_clock: bool, side: str = ""
-) -> Signature:
-    """What this rank calls, for comparison with the others."""
-    # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
-    shapes = () if name == "all_to_all" else tuple(tuple(tensor.shape) for tensor in like)
-    dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
-    return Signature(name, dtype, shapes, reduce_op, root, caller(), side, on_clock)

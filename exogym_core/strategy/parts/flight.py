@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from exogym_core.communicator.base import Communicator, Handle
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.handle import Handle
 
 __all__ = ["Flight", "Steps", "counted", "run"]
 

@@ -1,0 +1,113 @@
+"""What every communicator says of arguments that are wrong by themselves, alike on every transport."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from netsim.files.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CheckedArguments", "reduce_op_name"]
+
+_OPS = ("sum", "avg", "min", "max", "product")
+
+# Those that torch can add up.
+_REDUCIBLE_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    }
+)
+
+
+def reduce_op_name(op: object) -> str:
+    """One of `sum avg min max product` from a string, or a `torch.distributed.ReduceOp`, also as an object.
+
+    Raises:
+        UnknownNameError: `op` is none of them.
+
+    >>> reduce_op_name("SUM"), reduce_op_name(torch.distributed.ReduceOp.AVG)
+    ('sum', 'avg')
+    """
+    text = op if isinstance(op, str) else str(op).rsplit(".", maxsplit=1)[-1].strip("<>: 0123456789")
+    name = text.lower()
+    kinds = torch.distributed.ReduceOp
+    if isinstance(op, kinds):  # an object's text is its address
+        name = next((known for known in _OPS if op == getattr(kinds, known.upper())), name)
+    if name not in _OPS:
+        raise unknown_name("reduce op", text, _OPS)
+    return name
+
+
+class CheckedArguments:
+    """The checks that communicators share.
+
+    Attributes:
+        rank: whose communicator it is, in its group.
+        world_size: number of the group's members.
+        transport: what carries its tensors.
+    """
+
+    rank: int
+    world_size: int
+    transport: str
+
+    def _check_rank(self, call: str, name: str, rank: int) -> int:
+        """`rank` if it is a member's; `call` and `name` tell the user which argument is wrong."""
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:
+            raise InputError(
+                f"rank {self.rank}, {call}: {name}={rank!r} is not a rank; use 0 to {self.world_size - 1}"
+            )
+        return rank
+
+    def _check_present(self, seconds: float, averaging_seconds: float, weight: float) -> None:
+        """Refuse a time-out or a weight without meaning."""
+        problem = ""
+        if not 0 <= seconds < math.inf:
+            problem = f"seconds={seconds!r}; give a finite number from 0 up"
+        elif not averaging_seconds > 0:
+            problem = f"averaging_seconds={averaging_seconds!r}; give a number above 0"
+        elif not 0 < weight < math.inf:
+            problem = f"weight={weight!r}; give a finite number above 0"
+        if problem:
+            raise InputError(f"rank {self.rank}, average_present: {problem}")
+
+    def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
+        """The reduce op's name, refused where it has no meaning for this dtype."""
+        name = reduce_op_name(op)
+        if tensor.dtype not in _REDUCIBLE_DTYPES:
+            raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
+        if name == "avg" and not tensor.is_floating_point():
+            raise InputError(
+                f"rank {self.rank}, {call}: op='avg' of {tensor.dtype} would round; convert to floats"
+            )
+        return name
+
+    def _not_here(self, call: str) -> InputError:
+        return InputError(
+            f"rank {self.rank}, {call}: not over transport {self.transport!r}, which waits for every member; "
+            "use 'netsim', or leave time-outs for absent ranks out"
+        )
+
+    def _still_in_flight(self, call: object) -> InputError:
+        return InputError(
+            f"rank {self.rank}, checkpoint: {call} is still in flight at the end of the step; "
+            "wait for its handle before, or leave checkpoints out"
+        )
+
+    def _mail_not_kept(self) -> InputError:
+        return InputError(
+            f"rank {self.rank}, checkpoint: what lies in mailboxes cannot be kept; leave checkpoints out"
+        )
