@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
     from exogym_core.results.tidy import load_runs
     from exogym_core.strategy import OptimSpec, Strategy
     from exogym_core.torch_backend.session import advance
@@ -35,7 +35,7 @@ __all__ = [
 _HOMES = {
     "Communicator": "communicator",
     "DiLoCoOptimizer": "training.optimizer",
-    "FitResult": "results.history",
+    "FitResult": "results.fit_result",
     "LocalTrainer": "training.trainer",
     "OptimSpec": "strategy",
     "Strategy": "strategy",

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
 
 
 def digest(value: Any) -> Any:

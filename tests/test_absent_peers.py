@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.results.history import FitResult, RowRecorder
+from exogym_core.results.fit_result import FitResult
+from exogym_core.results.history import RowRecorder
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.training.optimizer import DiLoCoOptimizer
 from netsim.files.errors import DeadlockError, InputError, UnknownNameError

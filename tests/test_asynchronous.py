@@ -29,7 +29,7 @@ from netsim.files.errors import InputError
 from netsim.topology.weather import random_crashes
 
 if TYPE_CHECKING:
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
 
 MAKERS: dict[str, Any] = {
     "ADPSGD": lambda: ADPSGDStrategy(lr=0.02),

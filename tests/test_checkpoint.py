@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
 
 NUM_NODES, NUM_STEPS = 2, 5
 

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, SharedData
-from exogym_core.results.history import FitResult, RowRecorder, mean_utilisation, where_time_went
+from exogym_core.results.fit_result import FitResult
+from exogym_core.results.history import RowRecorder, mean_utilisation, where_time_went
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from exogym_core.tasks import MLP, build_model
 from exogym_core.training.learner import StepCost, TorchLearner

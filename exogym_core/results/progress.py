@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
 
 __all__ = ["LiveProgress", "PlainProgress", "progress_for", "shown"]
 

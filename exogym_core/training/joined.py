@@ -23,7 +23,7 @@ from exogym_core.training.resumption import begin_checkpoints, find_resumed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
     from exogym_core.training.observer import FinalModels
     from exogym_core.training.program import Program
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from exogym_core.checkpoints.writing import CheckpointWriter
     from exogym_core.ranks.run import RunResult
-    from exogym_core.results.history import FitResult, RowRecorder
+    from exogym_core.results.fit_result import FitResult
+    from exogym_core.results.history import RowRecorder
     from exogym_core.training.loop import RankOutcome
     from exogym_core.training.observer import FinalModels, Observer
     from exogym_core.training.program import Program

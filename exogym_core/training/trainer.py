@@ -10,7 +10,8 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.ranks.torchrun import torchrun_rank
-from exogym_core.results.history import FitResult, RowRecorder
+from exogym_core.results.fit_result import FitResult
+from exogym_core.results.history import RowRecorder
 from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.joined import fit_joined

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
 
 STEPS, H = 20, 2
 PROCESSES = {"kind": "processes", "processes": 2}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
 
 NUM_NODES, NUM_STEPS = 3, 7
 PROCESSES = {"kind": "processes", "processes": 2}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from exogym_core.app.studies.points import Point
     from exogym_core.app.studies.study import Study
-    from exogym_core.results.history import FitResult
+    from exogym_core.results.fit_result import FitResult
     from exogym_core.results.record import RunFolder
 
 __all__ = ["SweepProgress", "objective", "run_sweep"]
