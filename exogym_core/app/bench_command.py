@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.app.runs import stdout
+from exogym_core.app.study_commands import ON_HELP
 from exogym_core.names import file_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError
@@ -47,23 +48,34 @@ _NOTE = (
     help="Make DIR/index.html of the entries in DIR.",
 )
 @click.option("--out", metavar="DIR", help="Its folder, new or empty [runs/<tier>-<n>].")
+@click.option("--on", "place", metavar="WHERE", help=ON_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and entries.")
 def bench(
-    file: Path | None, tier: str, resume: Path | None, table: Path | None, out: str | None, as_json: bool
+    file: Path | None,
+    tier: str,
+    resume: Path | None,
+    table: Path | None,
+    out: str | None,
+    place: str | None,
+    as_json: bool,
 ) -> None:
     """Score the shipped strategies, or the one in FILE: virtual seconds and bytes to the target."""
     if table is not None:
-        if file or resume or out:
+        if file or resume or out or place:
             raise InputError("--table: goes alone: leave out the other options")
         return _show_table(table, as_json=as_json)
-    return _bench(file, tier, resume, out, as_json=as_json)
+    return _bench(file, tier, resume, out, place, as_json=as_json)
 
 
-def _bench(file: Path | None, tier: str, resume: Path | None, out: str | None, *, as_json: bool) -> None:
+def _bench(
+    file: Path | None, tier: str, resume: Path | None, out: str | None, place: str | None, *, as_json: bool
+) -> None:
     from exogym_core.app.bench.entry import entries_of, strategy_reference
     from exogym_core.app.signals import Interruption
+    from exogym_core.app.studies.on_ray import runner_at
+    from exogym_core.app.studies.progress import SweepProgress
     from exogym_core.app.studies.study import Study
-    from exogym_core.app.studies.sweep import SweepProgress, run_sweep
+    from exogym_core.app.studies.sweep import run_sweep
 
     document = _tier(tier)
     facts: dict[str, Any] = {"tier": document.data["name"], "tier_digest": _digest(document.data)}  # type: ignore[index]
@@ -80,12 +92,11 @@ def _bench(file: Path | None, tier: str, resume: Path | None, out: str | None, *
         study = Study.create(document, source, out, "bench")
     console = Console(stderr=True)
     path = visible(study.folder.path)
+    progress = SweepProgress(lambda line: console.print(Text(line), soft_wrap=True), study.sweep.num_points)
     with Interruption() as interruption:
         try:
-            failed = run_sweep(
-                study,
-                SweepProgress(lambda line: console.print(Text(line), soft_wrap=True), study.sweep.num_points),
-            )
+            with runner_at(place, None) as runner:
+                failed = run_sweep(study, progress, runner)
         except KeyboardInterrupt:
             again = f"netgym bench {visible(file) + ' ' if file else ''}--resume {path}"
             click.echo(f"interrupted: to go on: {again}", err=True)

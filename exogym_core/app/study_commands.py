@@ -19,11 +19,16 @@ from netsim.files.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from exogym_core.app.studies.estimate import Probe
     from exogym_core.app.studies.study import Study
     from netsim.files.documents import Document
 
-__all__ = ["is_one_run", "show_study", "sweep"]
+__all__ = ["ON_HELP", "is_one_run", "show_study", "sweep"]
 
+ON_HELP = (
+    "`ray`: points as Ray tasks, on the cluster of RAY_ADDRESS, else on one started on this machine for it; an address "
+    "such as 10.0.0.1:6379: on that Ray cluster."
+)
 _ROWS = 40  # of the table on the terminal
 
 
@@ -51,6 +56,7 @@ _ROWS = 40  # of the table on the terminal
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change one key. May be repeated."
 )
 @click.option("--out", metavar="DIR", help="The sweep's folder, new or empty [runs/<name>-sweep-<n>].")
+@click.option("--on", "place", metavar="WHERE", help=ON_HELP)
 @click.option("--estimate", "only_estimate", is_flag=True, help="Tell what it would take, and run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and points.")
 def sweep(
@@ -59,6 +65,7 @@ def sweep(
     trust: bool,
     vary: tuple[str, ...],
     out: str | None,
+    place: str | None,
     only_estimate: bool,
     as_json: bool,
     **given: Any,
@@ -88,7 +95,7 @@ def sweep(
                 study.folder.release()
             return
         study = Study.create(_document(experiment, vary, given), experiment.parent, out, experiment.stem)
-    _run(study, is_new=resume is None, as_json=as_json)
+    _run(study, place, is_new=resume is None, as_json=as_json)
 
 
 def _document(path: Path, vary: Sequence[str], given: dict[str, Any]) -> Document:
@@ -122,9 +129,13 @@ def _document(path: Path, vary: Sequence[str], given: dict[str, Any]) -> Documen
     return replace(document, data={**document.data, "sweep": sweep} if sweep else document.data)
 
 
-def _run(study: Study, *, is_new: bool, as_json: bool) -> None:
+def _run(study: Study, place: str | None, *, is_new: bool, as_json: bool) -> None:
+    from contextlib import ExitStack
+
     from exogym_core.app.signals import Interruption
-    from exogym_core.app.studies.sweep import SweepProgress, run_sweep
+    from exogym_core.app.studies.on_ray import runner_at
+    from exogym_core.app.studies.progress import SweepProgress
+    from exogym_core.app.studies.sweep import run_sweep
 
     console = Console(stderr=True)
 
@@ -133,12 +144,15 @@ def _run(study: Study, *, is_new: bool, as_json: bool) -> None:
         study.folder.log(line)
 
     path = visible(study.folder.path)
-    with Interruption() as interruption:
+    with Interruption() as interruption, ExitStack() as stack:
         try:
+            measured = None
             if is_new:
                 _load_own_code(study)
-                write(_estimated(study))
-            failed = run_sweep(study, SweepProgress(write, study.sweep.num_points))
+                line, measured = _estimated(study)
+                write(line)
+            where = stack.enter_context(runner_at(place, measured))
+            failed = run_sweep(study, SweepProgress(write, study.sweep.num_points), where)
             study.folder.log("done")
             _show(study, failed, as_json=as_json)
         except KeyboardInterrupt:
@@ -156,8 +170,8 @@ def _load_own_code(study: Study) -> None:
         click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
 
 
-def _estimated(study: Study) -> str:
-    """One line: host time and memory; and which points are refused already."""
+def _estimated(study: Study) -> tuple[str, Probe | None]:
+    """One line: host time and memory, and which points are refused already; and what was measured for it."""
     from exogym_core.app.studies.estimate import estimate, probe
     from exogym_core.app.studies.search import source_of
 
@@ -172,18 +186,20 @@ def _estimated(study: Study) -> str:
     if not experiments:
         raise refused[0]
     first = experiments[0]
+    measured = None
     try:
-        told = str(estimate(probe(first), experiments if is_grid else [first] * study.sweep.trials, first))
+        measured = probe(first)
+        told = str(estimate(measured, experiments if is_grid else [first] * study.sweep.trials, first))
     except Exception as error:  # the sweep will mark the point, and may do the others
         told = f"no estimate: {visible(error, 200)}"
     line = f"{study.sweep.num_points} points: {told}"
     if refused:
         line += f"; {len(refused)} points will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
-    return line
+    return line, measured
 
 
 def _tell_estimate(study: Study, *, as_json: bool) -> None:
-    line = _estimated(study)
+    line, _ = _estimated(study)
     click.echo(json.dumps({"estimate": line}) if as_json else line)
 
 

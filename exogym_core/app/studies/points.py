@@ -11,7 +11,8 @@
     Sweep.parse(document).grid()        # 8 points, each {key path: value}
 
 With `search: random` or `search: optuna` a key may have a range, `{low: 1e-4, high: 1e-1, log: true}`; `trials`
-says how many points are tried and `minimise` what of the summary is to be small.
+says how many points are tried, `minimise` what of the summary is to be small, and `at_once` how many points Optuna
+proposes before it hears of any of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Point = dict[str, Any]
 """Key path -> value."""
 
 MOST_POINTS = 100_000
-_OWN_KEYS = ("points", "search", "trials", "minimise", "search_seed", "seeds")
+_OWN_KEYS = ("points", "search", "trials", "minimise", "search_seed", "at_once", "seeds")
 
 
 class Range(Schema):
@@ -93,6 +94,7 @@ class _Settings(Schema):
     trials: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
     minimise: str | None = None
     search_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    at_once: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
     seeds: Any = None
 
 
@@ -107,6 +109,7 @@ class Sweep:
         trials: how many points a search tries.
         minimise: the field of the summary that a search wants small.
         search_seed: of the search's own draws.
+        at_once: how many points an Optuna search proposes before it hears of any: so many can be run side by side.
         seeds: of every point, as `seeds` of an experiment; None: the experiment's.
     """
 
@@ -116,6 +119,7 @@ class Sweep:
     trials: int = 0
     minimise: str | None = None
     search_seed: int = 0
+    at_once: int = 1
     seeds: Any = None
 
     @classmethod
@@ -142,8 +146,13 @@ class Sweep:
             settings.trials or 0,
             settings.minimise,
             settings.search_seed,
+            settings.at_once or 1,
             settings.seeds,
         )
+        if settings.at_once is not None and sweep.search != "optuna":
+            raise part.error(
+                ("at_once",), "is for search: optuna: the points of others depend on nothing; leave it out"
+            )
         sweep._check(part)
         return sweep
 

@@ -10,6 +10,7 @@ import json
 import math
 import random
 import warnings
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.app.studies.points import Range
@@ -24,13 +25,13 @@ _REDRAWS = 100  # before a space counts as used up
 
 
 class TrialSource(Protocol):
-    """Proposes points, one after the other."""
+    """Proposes points, one after the other; several may be asked for before any is told of."""
 
     def ask(self) -> Point | None:
         """The next point; None: there are no more."""
 
     def tell(self, value: float | None) -> None:
-        """What came of the last: the number to be small; None: it failed."""
+        """What came of the first that was asked for and not told of: the number to be small; None: it failed."""
 
 
 def source_of(sweep: Sweep) -> TrialSource:
@@ -96,7 +97,7 @@ class _Optuna:
         self._space = {key: self._distribution(values) for key, values in sweep.axes.items()}
         if len(sweep.listed) > 1:
             self._space["points"] = self._distribution(sweep.listed)
-        self._trial: Any = None
+        self._asked: deque[Any] = deque()
 
     def _distribution(self, values: Any) -> Any:
         distributions = self._optuna.distributions
@@ -111,8 +112,8 @@ class _Optuna:
         if not self._left:
             return None
         self._left -= 1
-        self._trial = self._study.ask(self._space)
-        drawn = self._trial.params
+        self._asked.append(self._study.ask(self._space))
+        drawn = self._asked[-1].params
         axes = self._sweep.axes
         point: Point = {
             key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
@@ -122,10 +123,10 @@ class _Optuna:
         return point
 
     def tell(self, value: float | None) -> None:
-        state = self._optuna.trial.TrialState
+        state, trial = self._optuna.trial.TrialState, self._asked.popleft()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if value is None:
-                self._study.tell(self._trial, state=state.FAIL)
+                self._study.tell(trial, state=state.FAIL)
             else:
-                self._study.tell(self._trial, value if math.isfinite(value) else math.inf)
+                self._study.tell(trial, value if math.isfinite(value) else math.inf)

@@ -1,0 +1,138 @@
+"""A Ray cluster, to run things on: one that is there, or one that is started on this machine for the time being.
+
+What travels goes through Ray's own object store and calls; nothing here opens a socket. Ray itself lets everybody who
+reaches its ports run code: keep a cluster on a network of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+from exogym_core.names import visible
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["RayCluster"]
+
+
+class RayCluster:
+    """Context manager: connected while entered. Where this process is connected already, that connection is used.
+
+    Args:
+        address: as `ray.init` takes it (`10.0.0.1:6379`, `auto`); None: that of RAY_ADDRESS, else a cluster of this
+            machine alone, which ends on leaving.
+
+    Attributes:
+        num_cpus: of all nodes together.
+
+    Raises:
+        InputError: (on entering) Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS") or None
+        self._is_ours = False
+        self.num_cpus = 1
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault(
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+        )  # else it warns on machines without a GPU
+        try:
+            import ray
+        except ImportError:
+            raise InputError("ray: Ray is not installed: pip install 'netgym[ray]'") from None
+        self._ray: Any = ray
+        if not self._ray.is_initialized():
+            self._connect()
+        self.num_cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        return self
+
+    def _connect(self) -> None:
+        options: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            options = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        main = threading.current_thread() is threading.main_thread()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._ray.init(logging_level="ERROR", log_to_driver=False, **options)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            where = visible(self._address or "on this machine", 100)
+            told = visible(str(error).partition("\n")[0], 300)
+            raise InputError(
+                f"ray: no cluster at {where} ({told}): start one with 'ray start --head', or give its address"
+            ) from error
+        finally:
+            for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+                if main and handler is not None:
+                    signal.signal(number, handler)
+        self._is_ours = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+            self._is_ours = False
+
+    def require(self, needs: Mapping[str, float], who: str) -> None:
+        """Refuse what no node can ever hold, which Ray would wait for without an end.
+
+        Args:
+            needs: `num_cpus`, `num_gpus`, `memory` (bytes).
+            who: needs it.
+
+        Raises:
+            InputError: no node has as much.
+        """
+        names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if any(all(node.get(names[key], 0) >= amount for key, amount in needs.items()) for node in nodes):
+            return
+        wanted = ", ".join(f"{amount:g} {names[key]}" for key, amount in needs.items())
+        most = ", ".join(
+            f"{max((node.get(names[key], 0) for node in nodes), default=0):g} {names[key]}" for key in needs
+        )
+        raise InputError(f"ray: {who} needs {wanted}, and no node has more than {most}: add a node that has")
+
+    def submit(
+        self, call: Callable[..., Any], *arguments: Any, needs: Mapping[str, float], tries: int
+    ) -> Any:
+        """Have a node run `call(*arguments)`, again on another one where that is lost; a reference to its result."""
+        remote = self._ray.remote(**needs, max_retries=tries - 1, scheduling_strategy="SPREAD")(call)
+        return remote.remote(*arguments)
+
+    def ready(self, references: Sequence[Any], timeout_seconds: float) -> list[Any]:
+        """Those that are through, waiting so long for the first."""
+        if not references:
+            return []
+        found, _ = self._ray.wait(list(references), num_returns=1, timeout=timeout_seconds)
+        if found:
+            found, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0)
+        return list(found)
+
+    def result(self, reference: Any) -> Any:
+        """What a call has returned; a text where it was lost for good or raised, saying how."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[-1]
+        except self._ray.exceptions.RayError as error:
+            return f"lost with its node ({type(error).__name__})"
+
+    def cancel(self, reference: Any) -> None:
+        """Nobody wants the result any more."""
+        with contextlib.suppress(self._ray.exceptions.RayError, TypeError, ValueError):
+            self._ray.cancel(reference, force=True)

@@ -1,0 +1,111 @@
+"""Ray: points of a sweep on several nodes, one of which is killed, come to what they come to here."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from exogym_core.app.cli import main
+from exogym_core.ranks.ray_cluster import RayCluster
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [8]}
+workers: {count: 2, kind: threads}
+device: cpu
+topology: lan
+compute: 50 ms
+steps: 4
+evaluate: {every: 2, samples: 32}
+strategies: [{name: AllReduce, lr: 0.01}, {name: "mine:Own", H: 2}]
+sweep: {strategies.*.lr: [0.01, 0.02], topology: [lan, {name: wrong}, home-tiers]}
+"""
+OWN = """\
+import time
+from exogym_core.strategy import DiLoCoStrategy
+
+class Own(DiLoCoStrategy):
+    def __init__(self, **options):
+        time.sleep(1.0)  # long enough for its node to be killed meanwhile
+        super().__init__(**options)
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """Three nodes of this machine, a core each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
+    tmp_path: Path, cluster: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Same digest, same entries in the same order, one's own code included; what fails is marked there as here."""
+    path = tmp_path / "small.yaml"
+    path.write_text(EXPERIMENT)
+    (tmp_path / "mine.py").write_text(OWN)
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert main(["sweep", str(path), "--out", str(here)]) == 1
+    victim = next(iter(cluster.worker_nodes))
+
+    def kill() -> None:
+        while not (there / "points" / "0003").is_dir():
+            time.sleep(0.1)
+        time.sleep(1.0)
+        cluster.remove_node(victim, allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert main(["sweep", str(path), "--out", str(there), "--on", cluster.address]) == 1
+    killer.join()
+    told = capsys.readouterr().err
+    assert "6 points" in told
+    assert "ETA" in told
+
+    def entries(folder: Path) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads((folder / "summary.json").read_text())
+        return found
+
+    assert entries(there) == entries(here)
+    assert [bool(entry.get("failed")) for entry in entries(there)] == [False, True, False] * 2
+    assert (there / "results.csv").read_bytes().replace(b"there", b"here") == (
+        here / "results.csv"
+    ).read_bytes()
+    assert (
+        main(["sweep", "--resume", str(there), "--on", cluster.address]) == 1
+    )  # all but the failed are done
+    assert entries(there) == entries(here)
+
+
+def test_what_no_node_can_hold_is_refused_and_not_waited_for(cluster: Any) -> None:
+    with RayCluster(cluster.address) as joined:
+        assert joined.num_cpus >= 2
+        with pytest.raises(InputError, match="ray: point 0 needs 64 CPU, and no node has more than 1 CPU"):
+            joined.require({"num_cpus": 64}, "point 0")
+
+
+def test_a_place_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(EXPERIMENT.replace(', {name: "mine:Own", H: 2}', ""))
+    assert main(["sweep", str(path), "--out", str(tmp_path / "o"), "--on", "rya"]) == 2
+    assert "--on rya: write --on ray, or the address" in capsys.readouterr().err
