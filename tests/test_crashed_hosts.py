@@ -129,7 +129,10 @@ def test_who_waits_for_a_host_that_never_returns_is_told_its_name(workers: Any, 
         run_ranks(body, 3, star(crash("b", 0.25)), protocol=protocol, workers=workers)
     assert str(told.value) == (
         "host b crashed at 0.25 s and never comes back, and rank 0 in all_reduce, rank 1 on a crashed host, "
-        "rank 2 in all_reduce wait for the network: let an event bring it back"
+        "rank 2 in all_reduce wait for the network: let an event bring it back\n"
+        "  rank 0: in all_reduce: ranks 0, 1, 2; rank 1 has not come\n"
+        "  rank 1: on a crashed host\n"
+        "  rank 2: in all_reduce: ranks 0, 1, 2; rank 1 has not come"
     )
 
 
@@ -138,7 +141,8 @@ def test_a_rank_that_nobody_waits_for_is_told_too() -> None:
         run_ranks(compute, 3, star(crash("b", 2.5)))
     assert str(told.value) == (
         "host b crashed at 2.5 s and never comes back, and rank 1 on a crashed host waits for the network: "
-        "let an event bring it back"
+        "let an event bring it back\n"
+        "  rank 1: on a crashed host"
     )
     run_ranks(compute, 3, star(crash("b", 3.5)))  # it has ended by then
 

@@ -274,6 +274,8 @@ def _play_on_network(
     def give_up(reason: str) -> None:
         waiting = network.transfers_waiting(lambda connection: isinstance(connection, BackgroundConnection))
         told = _told(topology, flows, [row_of[each.number] for each in waiting] or under_way)
+        if not reason:
+            raise DeadlockError(f"deadlock: {told}, and nothing that is still to happen can change that")
         raise DeadlockError(f"{reason}, and {told}: let an event bring it back")
 
     faults.on_stuck = give_up

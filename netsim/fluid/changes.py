@@ -232,7 +232,7 @@ class ChangingCarrier(TransferCarrier):
 
     def can_go_on(self, ignored: Callable[[Hashable], bool]) -> bool:
         """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
-        if self._untold or self._delivered:
+        if self._untold or self._delivered or self._turn_at <= self.env.now:
             return True
         return any(not self._is_stuck(slot, channel) for slot, channel in self._first(ignored))
 
@@ -264,7 +264,7 @@ class ChangingCarrier(TransferCarrier):
     def _is_stuck(self, slot: int, channel: Channel) -> bool:
         if slot in self._transfers.held:
             return True
-        return slot in self._rates and self._is_cut(channel.path)
+        return slot in self._rates and (self._is_cut(channel.path) or self._transfers.due[slot] == math.inf)
 
 
 def not_given_up(waiting: Waiting) -> NoReturn:

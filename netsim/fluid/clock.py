@@ -82,6 +82,10 @@ class Clock(simpy.Environment):
             heapify(self._queue)
             self._cancelled.clear()
 
+    def goes_on_with(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
+        """Whether what comes next, if anything, is cancelled or idle."""
+        return not self._queue or (event := self._queue[0][3]) in self._cancelled or is_idle(event)
+
     def has_others(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
         """Whether an event is to come that is neither cancelled nor idle."""
         return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)

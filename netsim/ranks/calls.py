@@ -13,11 +13,13 @@ from netsim.fluid.recorder import Span
 from netsim.ranks.requests import Call, Key, Post
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     import simpy
 
 __all__ = ["Calls", "Cancel", "Enter", "Play", "instant_play"]
+
+_MOST_TOLD = 16  # ranks in a line
 
 Enter = Callable[[int, Call], None]
 Cancel = Callable[[], None]
@@ -34,11 +36,22 @@ class _InFlight:
     cancel: Cancel
     done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
     posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
-    num_posted: int = 0
     last_posted_at: float = 0.0
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     is_off: bool = False  # ended undone
-    members: list[int] = field(default_factory=list)  # of a message: who has posted, in order
+    members: list[int] = field(default_factory=list)  # who has posted, in order
+
+    def told(self) -> str:
+        """What it is; behind a colon among whom, and who has not come."""
+        ranks, op = self.call.ranks, self.call.op
+        missing = [rank for member, rank in enumerate(ranks) if member not in self.members]
+        way = f"rank {ranks[0]} to rank {ranks[1]}" if op == "sendrecv" else _listed(ranks)
+        come = (
+            f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} not come"
+            if missing
+            else "all have come"
+        )
+        return f"in {op}: {way}; {come}"
 
 
 def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
@@ -76,7 +89,7 @@ class Calls:
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
-        self._asleep: dict[int, Call] = {}
+        self._asleep: dict[int, _InFlight] = {}
         self._sent: dict[
             Key, None
         ] = {}  # messages that nobody has begun to receive, in the order of their posts
@@ -92,7 +105,7 @@ class Calls:
             flight = self._start(post.key, post.call)
         elif post.call.op == "all_to_all":
             flight.num_bytes += post.call.num_bytes
-        flight.num_posted += 1
+        flight.members.append(post.member)
         flight.last_posted_at = self._clock.now
         if self._on_span is not None:
             flight.posted_at[rank] = self._clock.now
@@ -105,7 +118,6 @@ class Calls:
             flight.enter(post.member, post.call)
 
     def _post_message(self, flight: _InFlight, post: Post) -> None:
-        flight.members.append(post.member)
         flight.enter(post.member, post.call)
         if post.member == 1:
             self._sent.pop(post.key, None)
@@ -199,13 +211,13 @@ class Calls:
         if flight is None:
             return 0.0
         if rank not in flight.done_at:
-            self._asleep[rank] = flight.call
+            self._asleep[rank] = flight
             sleeper = flight.sleepers[rank] = self._clock.event()
             yield sleeper
             del self._asleep[rank]
         if flight.done_at[rank] > self._clock.now:
             yield self._clock.at(flight.done_at[rank])
-        has_come = flight.num_posted == len(flight.call.ranks)
+        has_come = len(flight.members) == len(flight.call.ranks)
         return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
 
     # --- looking --------------------------------------------------------------------------------------------
@@ -221,13 +233,13 @@ class Calls:
         return flight is None or flight.done_at.get(rank, math.inf) <= self._clock.now
 
     def waiting(self) -> dict[int, str]:
-        """The ranks that wait for a call, and for which."""
-        return {rank: f"in {call.op}" for rank, call in self._asleep.items()}
+        """The ranks that wait for a call, and for which: what it is, then, behind a colon, more of it."""
+        return {rank: flight.told() for rank, flight in self._asleep.items()}
 
     def unfinished(self) -> dict[int, str]:
         """The ranks that some call is not over for, and which."""
         posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
-        return {rank: f"in {flight.call.op}" for flight, rank in posted if rank not in flight.done_at}
+        return {rank: flight.told() for flight, rank in posted if rank not in flight.done_at}
 
     def unfinished_spans(self) -> list[Span]:
         """What ranks have posted and are not through with, as far as it has come."""
@@ -237,3 +249,10 @@ class Calls:
             for rank, begin in sorted(flight.posted_at.items())
             if rank not in flight.done_at
         ]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Names of ranks, the first of many."""
+    names = ", ".join(map(str, ranks[:_MOST_TOLD]))
+    more = f" and {len(ranks) - _MOST_TOLD} more" if len(ranks) > _MOST_TOLD else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"

@@ -84,7 +84,9 @@ class Kernel:
         clock: shared with the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_row: told of every marked row as it is stamped, in order of virtual time.
-        blame: tells what keeps the network from ever going on.
+        blame: tells what keeps the network from ever going on; "" where nothing is out of order.
+        is_hopeless: whether what is left on the clock cannot help anybody who waits, asked before it goes on;
+            None: while there is something, it can.
         on_span: told of what ranks do, as it ends; None: nobody wants to know.
         downtime: tells when the ranks' hosts are down: they stand still then, and what they were computing is
             lost and begun again.
@@ -114,7 +116,8 @@ class Kernel:
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
         on_row: Callable[[StampedRow], None],
-        blame: Callable[[], str] = lambda: "the network has nothing more to do",
+        blame: Callable[[], str] = lambda: "",
+        is_hopeless: Callable[[], bool] | None = None,
         on_span: Callable[[Span], None] | None = None,
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
@@ -134,6 +137,7 @@ class Kernel:
         self._answer = answer
         self._on_row, self._keep = on_row, on_request
         self._blame = blame
+        self._is_hopeless = is_hopeless or (lambda: math.isinf(self.clock.peek()))
         self._diary = Diary(self.clock, on_span)
         self._downtime, self._hosts = downtime, hosts
         if downtime is not None:
@@ -155,13 +159,13 @@ class Kernel:
         """Play every stream to its `Exit`.
 
         Raises:
-            DeadlockError: the clock has nothing left to do and a rank still waits.
+            DeadlockError: a rank still waits, and nothing that the clock has left to do can help it.
             Exception: whatever `refill` raises.
         """
         for rank in range(len(self.streams)):
             self._processes.append(self.clock.process(self._rank(rank)))
         while self._running:
-            if math.isinf(self.clock.peek()):
+            if self._is_hopeless():
                 self.give_up(self._blame())
             else:
                 self.clock.step()
@@ -187,16 +191,25 @@ class Kernel:
                 self._processes[rank].interrupt()
             self._meetings.give_up()
             return
+        raise DeadlockError(self._told(reason))
+
+    def _told(self, reason: str) -> str:
+        """Who waits for what that can never come: one line, and a table of all below it."""
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._standing, "on a crashed host")
         doing |= self._asking
         doing |= dict.fromkeys(self._held, "off the clock")
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
-        told = ", ".join(f"rank {rank} {doing[rank]}" for rank in sorted(doing)[:_MOST_TOLD])
+        ranks = sorted(doing)
+        told = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_TOLD])
         more = f" and {len(doing) - _MOST_TOLD} more" if len(doing) > _MOST_TOLD else ""
         wait = "waits" if len(doing) == 1 else "wait"
-        raise DeadlockError(f"{reason}, and {told}{more} {wait} for the network: let an event bring it back")
+        if reason:
+            line = f"{reason}, and {told}{more} {wait} for the network: let an event bring it back"
+        else:
+            line = f"deadlock: {told}{more} {wait} for what can never come"
+        return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     def network_changed(self) -> None:
         """Links are up, down or otherwise since this instant."""

@@ -10,7 +10,7 @@ Routes do not change.
 
 Events and rows of traces come to an end, drift and background traffic do not. Where nothing else is left to
 happen, nobody moves, and no event or row to come can bring a dead link back, the run has no hope: it ends at
-once with an error that names the link or host and who waits.
+once with an error that names the link or host, if it is one, and who waits.
 
 All happens first in its instant. Drift draws from a stream of its own for each link, made from the seed and
 the names of the link's ends: the same weather whatever else goes on.
@@ -105,19 +105,32 @@ class Faults:
         """Let the clock go on until `is_over()`; calls `on_stuck` where that can never be."""
         env = self._network.env
         while not is_over():
-            if math.isinf(env.peek()):
+            if self.is_hopeless():
                 self.on_stuck(self.blame())
                 return
             env.step()
 
+    def is_hopeless(self) -> bool:
+        """Whether nothing that is still to happen can help anybody who waits; asked before the clock goes on.
+
+        What is on the clock then, if anything, is weather and the traffic of others, which go on for ever.
+        """
+        env = self._network.env
+        if math.isinf(env.peek()):
+            return True
+        if env.peek() <= env.now or not _goes_on_with_ours(env) or self._moves():
+            return False
+        dead = self._network.dead_links
+        return not (dead and self.may_come_back(dead))
+
     def blame(self) -> str:
-        """A line on what keeps transfers from ever moving again."""
+        """A line on what keeps transfers from ever moving again; "" where no link and no host does."""
         network = self._network
         if network.elsewhere is not None:
             network.elsewhere.come_back()  # who waits is told alike, wherever it was reckoned
         waiting = network.transfers_waiting(_is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
-        return self._told(dead) or "the network will never finish what is waited for"
+        return self._told(dead)
 
     def _told(self, dead: Collection[int]) -> str:
         """Which hosts and links keep transfers or ranks waiting, and for how long."""
@@ -214,11 +227,15 @@ class Faults:
         # What is cheap to find out goes first: this is asked at every turn of the weather.
         if not (dead or stand_still) or self.may_come_back(dead):
             return False
-        if _has_others(network.env) or network.can_go_on(_is_background):
+        if self._moves():
             return False
         # Collectives that are reckoned elsewhere wait as well.
         is_elsewhere = network.elsewhere is not None and not network.elsewhere.is_empty
         return stand_still or is_elsewhere or bool(network.transfers_waiting(_is_background))
+
+    def _moves(self) -> bool:
+        """Whether a transfer goes on, or anything is on the clock but weather and the traffic of others."""
+        return self._network.can_go_on(_is_background) or _has_others(self._network.env)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
@@ -363,11 +380,18 @@ def _nothing() -> None:
 
 
 def _give_up(reason: str) -> None:
+    if not reason:
+        raise DeadlockError("deadlock: transfers wait, and nothing that is still to happen can move them")
     raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
 
 
 def _is_background(connection: Hashable) -> bool:
     return isinstance(connection, BackgroundConnection)
+
+
+def _goes_on_with_ours(env: simpy.Environment) -> bool:
+    """Whether a turn of a network or of its weather comes next."""
+    return env.goes_on_with(_is_ours) if isinstance(env, Clock) else _is_ours(env._queue[0][3])
 
 
 def _has_others(env: simpy.Environment) -> bool:

@@ -188,7 +188,8 @@ class Simulation:
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=on_row,
-            blame=faults.blame if faults is not None else _no_network,
+            blame=faults.blame if faults is not None else lambda: "",
+            is_hopeless=faults.is_hopeless if faults is not None else None,
             on_span=recorder.spans.append if recorder is not None else None,
             downtime=self.network.downtime if self.network is not None else None,
             hosts=world.hosts,
@@ -261,10 +262,6 @@ class Simulation:
         self._note_windows(plan, tuple(hosts))
         playing = play(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: playing.arrive(member), playing.cancel
-
-
-def _no_network() -> str:
-    return "there is no network"
 
 
 def _never(links: Collection[int]) -> bool:

@@ -1,0 +1,127 @@
+"""Weather that goes on for ever keeps no run going in which nobody can go on; a link that comes back does."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from exogym_core.communicator import run_ranks
+from netsim.collectives.times.events import Execution
+from netsim.files.errors import DeadlockError
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.topology import Topology
+from netsim.weather.faults import Faults
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator
+
+LINE = ["c", "switch"]
+ENDLESS: dict[str, dict[str, Any]] = {
+    "lognormal": {"drift": [{"link": LINE, "kind": "lognormal", "every": "10 s", "sigma": 0.3}]},
+    "regime": {"drift": [{"link": LINE, "kind": "regime", "every": "10 s", "levels": ["100 %", "50 %"]}]},
+    "steady": {"background": [{"from": "d", "to": "c", "rate": "1 Mbit/s"}]},
+    "bursts": {"background": [{"from": "d", "to": "c", "bytes": 10_000, "every": "3 s"}]},
+}
+WEATHERS = pytest.mark.parametrize("weather", list(ENDLESS))
+PROTOCOLS = pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
+
+
+def star(**weather: Any) -> dict[str, Any]:
+    """a, b, c, d behind a switch, 8 Mbit/s and 10 ms each."""
+    links = [{"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abcd"]
+    return {"hosts": ["a", "b", "c", "d"], "routers": ["switch"], "links": links, **weather}
+
+
+@PROTOCOLS
+@WEATHERS
+def test_who_receives_what_nobody_sends_is_told_whatever_the_weather(weather: str, protocol: str) -> None:
+    """The clock could go on for ever: it used to, without a word."""
+
+    def body(comm: Communicator) -> None:
+        comm.advance(1.0)
+        if comm.rank == 0:
+            comm.recv(torch.zeros(1))
+
+    with pytest.raises(DeadlockError) as told:
+        run_ranks(body, 3, star(**ENDLESS[weather]), protocol=protocol)
+    assert str(told.value) == (
+        "deadlock: rank 0 in firstsent waits for what can never come\n  rank 0: in firstsent"
+    )
+
+
+@PROTOCOLS
+@WEATHERS
+def test_a_server_ends_when_its_last_client_has_whatever_the_weather(weather: str, protocol: str) -> None:
+    """It learns that no letter can come at the very instant from which that is so, and not at a turn of weather."""
+
+    def body(comm: Communicator) -> float:
+        if comm.rank == 0:
+            while comm.take(wait=math.inf):
+                pass
+            return comm.now()
+        comm.advance(1.3 * comm.rank)
+        comm.put(torch.zeros(1000), 0)
+        return 0.0
+
+    calm = run_ranks(body, 2, star(), protocol=protocol, placement=["a", "b"]).results[0]
+    assert 1.3 < calm < 1.5
+    assert (
+        run_ranks(body, 2, star(**ENDLESS[weather]), protocol=protocol, placement=["a", "b"]).results[0]
+        == calm
+    )
+
+
+@WEATHERS
+def test_what_got_lost_on_the_way_is_told_with_who_waits_for_whom(
+    weather: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should a transfer ever be forgotten by mistake, the run ends with a table instead of never."""
+    monkeypatch.setattr(Execution, "_send", lambda self, *args, **named: None)
+
+    def body(comm: Communicator) -> None:
+        if comm.rank < 2:
+            comm.group([0, 1]).all_reduce(torch.zeros(250_000))
+
+    with pytest.raises(DeadlockError) as told:
+        run_ranks(body, 3, star(**ENDLESS[weather]), protocol="linux-tcp", collectives="ring")
+    assert str(told.value).splitlines() == [
+        "deadlock: rank 0 in all_reduce, rank 1 in all_reduce wait for what can never come",
+        "  rank 0: in all_reduce: ranks 0, 1; all have come",
+        "  rank 1: in all_reduce: ranks 0, 1; all have come",
+    ]
+
+
+@PROTOCOLS
+@WEATHERS
+def test_a_link_that_comes_back_by_its_trace_is_hope(weather: str, protocol: str) -> None:
+    trace = [{"link": ["a", "switch"], "bandwidth": [["0 s", "0 bit/s"], ["500 s", "8 Mbit/s"]]}]
+
+    def body(comm: Communicator) -> None:
+        if comm.rank < 2:
+            comm.group([0, 1]).all_reduce(torch.zeros(1000))
+
+    run = run_ranks(body, 3, star(traces=trace, **ENDLESS[weather]), protocol=protocol)
+    assert run.virtual_seconds is not None
+    assert 500.0 < run.virtual_seconds < 503.0
+
+
+@WEATHERS
+def test_a_clock_of_ones_own_ends_too(weather: str) -> None:
+    """`Faults.run_until` asks before each step; nobody is told as long as something moves."""
+    topology = Topology.from_mapping(star(**ENDLESS[weather]))
+    clock = Clock()
+    faults = Faults(Network(clock, topology, "ideal"))
+    reasons: list[str] = []
+    faults.on_stuck = reasons.append
+    faults.run_until(lambda: bool(reasons))
+    assert reasons == [""]
+    assert clock.now == 0.0
+    moved: list[float] = []
+    faults._network.send(0, 1, 1e6, lambda: moved.append(clock.now))
+    faults.run_until(lambda: bool(moved))
+    assert moved == [pytest.approx(1.02)]
+    assert len(reasons) == 1
