@@ -28,6 +28,7 @@ _COMMANDS = {
     "flows": ("netsim.tools.flows", "Play transfers from a CSV file."),
     "collective": ("netsim.tools.collective", "Time one collective."),
     "import": ("netsim.tools.importing", "Make a topology of measurements, or of another tool's file."),
+    "probe": ("netsim.tools.probing", "Measure a real network from its hosts, and write it as a topology."),
     "export": ("netsim.tools.exporting", "Write a topology for SimGrid, ASTRA-sim or tc."),
     "plot": ("netsim.tools.plot", "Draw a topology and how its links are used."),
 }

@@ -1,0 +1,176 @@
+"""`netsim probe` between network namespaces with shaped links: what it writes beside what was set.
+
+    sudo python benchmarks/probe.py [NAME ...] [--seconds 3] [--yaml]
+
+Each case is a topology; `netsim probe` is started in the namespace of each of its hosts (benchmarks/shaped_links.py).
+Compared are, for each two hosts, the round trip and the narrowest rate each way, and each host's own rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import yaml
+from shaped_links import ShapedLinks
+
+from netsim import Topology
+
+
+def pair(up: str, down: str, rtt: str) -> dict[str, Any]:
+    return {
+        "hosts": {"a": {}, "b": {}},
+        "routers": ["x", "y"],
+        "links": [
+            {"between": ["a", "x"], "bandwidth": "10 Gbit/s"},
+            {"between": ["b", "y"], "bandwidth": "10 Gbit/s"},
+            {"between": ["x", "y"], "up": up, "down": down, "rtt": rtt},
+        ],
+    }
+
+
+def regions(nics: dict[str, tuple[str, str]], wan: list[tuple[str, str, str, str, str]]) -> dict[str, Any]:
+    return {
+        "regions": {name: {"hosts": 1, "up": up, "down": down} for name, (up, down) in nics.items()},
+        "wan": [{"between": [a, b], "up": up, "down": down, "rtt": rtt} for a, b, up, down, rtt in wan],
+    }
+
+
+_PROGRAM = "import sys; from netsim.tools.cli import main; sys.exit(main())"
+FREE = ("10 Gbit/s", "10 Gbit/s")
+FOUR = [
+    ("a", "b", "50 Mbit/s", "50 Mbit/s", "20 ms"),
+    ("a", "c", "40 Mbit/s", "80 Mbit/s", "40 ms"),
+    ("a", "d", "30 Mbit/s", "30 Mbit/s", "60 ms"),
+    ("b", "c", "60 Mbit/s", "60 Mbit/s", "30 ms"),
+    ("b", "d", "25 Mbit/s", "25 Mbit/s", "80 ms"),
+    ("c", "d", "20 Mbit/s", "45 Mbit/s", "100 ms"),
+]
+CASES: dict[str, dict[str, Any]] = {
+    "10M-1ms": pair("10 Mbit/s", "10 Mbit/s", "1 ms"),
+    "10M-20ms": pair("10 Mbit/s", "10 Mbit/s", "20 ms"),
+    "10M-100ms": pair("10 Mbit/s", "10 Mbit/s", "100 ms"),
+    "100M-1ms": pair("100 Mbit/s", "100 Mbit/s", "1 ms"),
+    "100M-20ms": pair("100 Mbit/s", "100 Mbit/s", "20 ms"),
+    "100M-100ms": pair("100 Mbit/s", "100 Mbit/s", "100 ms"),
+    "1000M-1ms": pair("1000 Mbit/s", "1000 Mbit/s", "1 ms"),
+    "unequal": pair("20 Mbit/s", "80 Mbit/s", "30 ms"),
+    "host-limit": regions(
+        {"a": ("60 Mbit/s", "70 Mbit/s"), "b": FREE, "c": FREE},
+        [
+            ("a", "b", "50 Mbit/s", "50 Mbit/s", "20 ms"),
+            ("a", "c", "40 Mbit/s", "40 Mbit/s", "40 ms"),
+            ("b", "c", "60 Mbit/s", "60 Mbit/s", "30 ms"),
+        ],
+    ),
+    "four": regions(dict.fromkeys("abcd", FREE), FOUR),
+    "four-limit": regions(
+        {"a": ("70 Mbit/s", "90 Mbit/s"), "b": FREE, "c": FREE, "d": ("35 Mbit/s", "40 Mbit/s")}, FOUR
+    ),
+}
+
+
+def case(name: str) -> Topology:
+    """The topology of a case; each host is alone in its region where there are any."""
+    return Topology.from_mapping({"name": name, **CASES[name]})
+
+
+def probe(net: ShapedLinks, options: list[str], seconds: float) -> str:
+    """Start the command on all hosts; returns the file that the first one writes."""
+    hosts = [host.name for host in net.topology.hosts]
+    listed = [f"{name.removesuffix('.0')}={net.address(name)}" for name in hosts]
+    environment = {**os.environ, "NETGYM_SECRET": "of this probe of shaped links"}
+    # Real-time priority, as the delay line has: what else runs on this machine should not be measured.
+    program = ["chrt", "-r", "10", sys.executable, "-c", _PROGRAM, "probe", *listed, *options]
+    piped: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": environment,
+    }
+    started: list[subprocess.Popen[str]] = []
+    try:
+        # The leading one last, as it may well be.
+        started += [subprocess.Popen([*net.inside(name), *program], **piped) for name in reversed(hosts)]
+        said = [process.communicate(timeout=seconds) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for process, (_, complaint) in zip(started, said, strict=True):
+        if process.returncode:
+            raise RuntimeError(complaint)
+    texts = {text for text, _ in said}
+    assert len(texts) == 1, "all hosts write the same file"
+    return texts.pop()
+
+
+def rows(set_to: Topology, found: Topology) -> list[tuple[str, float, float]]:
+    """(what, set, found): round trips in ms, and in Mbit/s rates of ways and what each host sends and receives."""
+    names = [host.name.removesuffix(".0") for host in set_to.hosts]
+    compared = []
+    for one in names:
+        for other in names:
+            if one != other:
+                rates, trips = zip(*(_way(net, one, other) for net in (set_to, found)), strict=True)
+                compared.append((f"{one}>{other} Mbit/s", rates[0] / 1e6, rates[1] / 1e6))
+                if one < other:
+                    compared.append((f"{one}-{other} RTT ms", trips[0] * 1e3, trips[1] * 1e3))
+    if len(names) > 2:
+        for name in names:
+            for what, is_out in (("sends", True), ("receives", False)):
+                own = [_own(net, name, is_out) for net in (set_to, found)]
+                # A host that carries the sum of its ways is told to carry that; it could carry more.
+                total = sum(
+                    _way(set_to, *((name, other) if is_out else (other, name)))[0]
+                    for other in names
+                    if other != name
+                )
+                compared.append((f"{name} {what} Mbit/s", min(own[0], total) / 1e6, own[1] / 1e6))
+    return compared
+
+
+def _host(net: Topology, name: str) -> int:
+    return net.host_index(name if any(host.name == name for host in net.hosts) else f"{name}.0")
+
+
+def _way(net: Topology, one: str, other: str) -> tuple[float, float]:
+    src, dst = _host(net, one), _host(net, other)
+    rate = min(net.links[link].bits_per_second for link in net.route(src, dst))
+    return rate, net.route_latency_seconds(src, dst) + net.route_latency_seconds(dst, src)
+
+
+def _own(net: Topology, name: str, is_out: bool) -> float:
+    host = net.hosts[_host(net, name)].name
+    return sum(link.bits_per_second for link in net.links if (link.source if is_out else link.target) == host)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--seconds", default="3")
+    parser.add_argument("--yaml", action="store_true", help="print what was written, too")
+    args, rest = parser.parse_known_args()
+    worst = 0.0
+    for name in args.names or CASES:
+        began, load = time.monotonic(), os.getloadavg()[0]
+        with ShapedLinks(case(name)) as net:
+            text = probe(net, ["--seconds", args.seconds, *rest], 600.0)
+        compared = rows(net.topology, Topology.from_mapping(yaml.safe_load(text)))
+        print(f"{name}: {time.monotonic() - began:.0f} s, load {load:.1f}", flush=True)
+        for what, wanted, got in compared:
+            print(f"    {what:20} set {wanted:9.2f}  found {got:9.2f}  {got / wanted - 1:+.1%}")
+        worst = max(worst, *(abs(got / wanted - 1) for _, wanted, got in compared))
+        if args.yaml:
+            print(text)
+    print(f"largest error {worst:.1%}")
+
+
+if __name__ == "__main__":
+    main()

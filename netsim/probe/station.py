@@ -1,0 +1,210 @@
+"""One host of a probe: it listens, lets the others in who know the secret, and does what the leading host asks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from netsim.files.errors import InputError
+from netsim.probe.channel import PeerError, Place, SignedChannel, StrangerError, answer
+from netsim.probe.gloo import GlooTiming, free_port
+from netsim.probe.streams import Arrivals, drain, echo, goodput, ping, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Station"]
+
+_MOST_CONNECTIONS = 512
+_MOST_MEASUREMENTS = 64  # whose arrivals are kept
+_SILENT_SECONDS = 120.0
+
+
+class Station:
+    """Context manager: this host's listening socket and threads; at the end they are gone.
+
+    Args:
+        name: of this host.
+        place: to listen at.
+        secret: that all hosts share.
+
+    Raises:
+        InputError: it cannot listen there.
+    """
+
+    def __init__(self, name: str, place: Place, secret: bytes) -> None:
+        self.name, self._place, self._secret = name, place, secret
+        self._arrivals: dict[str, Arrivals] = {}
+        self._controls: queue.Queue[tuple[SignedChannel, dict[str, Any]]] = queue.Queue()
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._is_ending = False
+        self.strangers: list[str] = []
+
+    def __enter__(self) -> Self:
+        host, port = self._place
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server(self._place, family=family, backlog=128)
+        except OSError as error:
+            raise InputError(f"listen at {host}:{port}: {_why(error)}") from None
+        threading.Thread(target=self._accept, name="probe", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_ending = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for opened in self._open:
+                with contextlib.suppress(OSError):
+                    opened.shutdown(socket.SHUT_RDWR)
+
+    # --- who connects --------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._is_ending:
+            try:
+                opened, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.EINTR):
+                    time.sleep(0.05)
+                    continue
+                return
+            with self._lock:
+                if len(self._open) >= _MOST_CONNECTIONS or self._is_ending:
+                    opened.close()
+                    continue
+                self._open.add(opened)
+            threading.Thread(target=self._welcome, args=(opened,), name="probe", daemon=True).start()
+
+    def _welcome(self, opened: socket.socket) -> None:
+        is_kept = False
+        try:
+            channel = answer(opened, self._secret)
+            hello = channel.receive(10.0)
+            if hello["role"] == "control":
+                is_kept = True
+                self._controls.put((channel, hello))
+            elif hello["role"] == "data":
+                drain(channel, self._arrivals_of(hello["id"]), hello["seconds"] + 10.0)
+            else:
+                echo(channel)
+        except StrangerError as error:
+            self.strangers = [*self.strangers[:99], str(error)]
+        except PeerError:
+            pass
+        finally:
+            with self._lock:
+                self._open.discard(opened)
+            if not is_kept:
+                opened.close()
+
+    def _arrivals_of(self, number: str) -> Arrivals:
+        with self._lock:
+            while len(self._arrivals) >= _MOST_MEASUREMENTS:
+                self._arrivals.pop(next(iter(self._arrivals)))
+            return self._arrivals.setdefault(number, Arrivals())
+
+    # --- what the leading host asks ------------------------------------------------------------------------
+
+    def follow(self, names: Sequence[str], wait_seconds: float, tell: Callable[[str], None]) -> str:
+        """Do what the leading host asks, until it is done; returns the topology file.
+
+        Args:
+            names: of all hosts, as this one was told.
+            wait_seconds: for the leading host to come.
+            tell: gets a line as something happens.
+
+        Raises:
+            PeerError: the leading host does not come, is lost, has other hosts, or tells of a failure.
+        """
+        try:
+            channel, hello = self._controls.get(timeout=wait_seconds)
+        except queue.Empty:
+            seen = (
+                f"; {len(self.strangers)} connections were refused, the last: {self.strangers[-1]}"
+                if self.strangers
+                else ""
+            )
+            raise PeerError(
+                f"{self.name}: {names[0]}, who leads, did not come within {wait_seconds:.0f} s{seen}"
+            ) from None
+        runs = dict[str, GlooTiming]()
+        try:
+            if hello["hosts"] != list(names):
+                told = (
+                    f"{self.name} was started with the hosts {', '.join(names)}, {hello['hosts'][0]} with"
+                    f" {', '.join(hello['hosts'])}: give both the same list"
+                )
+                channel.send(error=told)
+                raise PeerError(told)
+            channel.send(clock=time.time(), steady=time.monotonic())
+            while True:
+                asked = channel.receive(_SILENT_SECONDS)
+                if asked["do"] == "note":
+                    tell(asked["text"])
+                elif asked["do"] == "done":
+                    return str(asked["text"])
+                elif asked["do"] == "stop":
+                    raise PeerError(asked["text"])
+                else:
+                    self._do(channel, asked, runs)
+        finally:
+            for run in runs.values():
+                run.close()
+            channel.close()
+
+    def _do(self, channel: SignedChannel, asked: dict[str, Any], runs: dict[str, GlooTiming]) -> None:
+        try:
+            channel.send(**self._result(asked, runs))
+        except StrangerError as error:
+            channel.send(error=f"from {self.name}: {error}")
+        except PeerError as error:
+            if str(error).startswith(channel.name):
+                raise
+            channel.send(error=f"from {self.name}: {error}")
+
+    def _result(self, asked: dict[str, Any], runs: dict[str, GlooTiming]) -> dict[str, Any]:
+        match asked["do"]:
+            case "clock":
+                return {"clock": time.time(), "steady": time.monotonic()}
+            case "ping":
+                return {"rtt": ping((asked["place"][0], asked["place"][1]), self._secret, asked["to"])}
+            case "send":
+                targets = [
+                    (name, (host, port), number, count)
+                    for name, host, port, number, count in asked["targets"]
+                ]
+                return send(targets, self._secret, asked["seconds"], asked["bytes"])
+            case "arrived":
+                arrivals = self._arrivals_of(asked["id"])
+                arrivals.wait(asked["streams"], 10.0)
+                rate, spread = goodput(arrivals.streams, asked["seconds"], asked["warm"])
+                return {"rate": rate, "spread": spread}
+            case "port":
+                return {"port": free_port(self._place[0])}
+            case "gloo":
+                runs[asked["id"]] = GlooTiming(
+                    asked["rank"], asked["master"], asked["port"], self._place[0], self._secret
+                )
+                return {}
+            case "gloo result":
+                return runs.pop(asked["id"]).result(asked["seconds"])
+        raise PeerError(f"asked for {asked['do']!r}, which it does not know")
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "the port is taken: end what listens there, or give another (NAME=ADDRESS:PORT, on all hosts alike)"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address: say where to listen with --listen ADDRESS:PORT"
+    if error.errno == errno.EACCES:
+        return "ports below 1024 are root's: choose one above"
+    return f"{error.strerror or error}"

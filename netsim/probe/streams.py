@@ -1,0 +1,273 @@
+"""Bytes from one host to another, and what the receiver and the kernel saw of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from netsim.probe.channel import PeerError, Place, SignedChannel, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Arrivals", "KernelFacts", "drain", "echo", "goodput", "ping", "send"]
+
+_BLOCK = os.urandom(1 << 18)  # nothing on the way can compress it
+_UNSENT_BYTES = 1 << 17  # kept in the sending kernel beyond what is on its way
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_NUM_PINGS, _NUM_CONNECTIONS = 20, 3
+_SLICES = 5
+_SAMPLE_SECONDS = 0.01
+_LARGEST_SEGMENT = 9000
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What Linux knows of a connection (TCP_INFO); zeros elsewhere.
+
+    Attributes:
+        rtt_seconds: smoothed.
+        least_rtt_seconds: the smallest one, the handshake's among them: no program's slowness is in it.
+        sent: segments with data, those sent again included.
+        again: segments that were sent again.
+        arrived: segments with data, those that came twice or behind a hole included.
+        segment_bytes: payload of a full one of those.
+    """
+
+    rtt_seconds: float = 0.0
+    least_rtt_seconds: float = 0.0
+    sent: int = 0
+    again: int = 0
+    arrived: int = 0
+    segment_bytes: int = 0
+
+    @classmethod
+    def of(cls, opened: socket.socket) -> KernelFacts:
+        """Of an open connection."""
+        option = getattr(socket, "TCP_INFO", None)
+        if option is None or not hasattr(os, "sched_getaffinity"):  # the layout below is Linux's
+            return cls()
+        raw = opened.getsockopt(socket.IPPROTO_TCP, option, 256)
+        if len(raw) < 160:
+            return cls()
+        least = struct.unpack_from("=I", raw, 148)[0]
+        return cls(
+            struct.unpack_from("=I", raw, 68)[0] * 1e-6,
+            0.0 if least == 0xFFFFFFFF else least * 1e-6,
+            struct.unpack_from("=I", raw, 156)[0],
+            struct.unpack_from("=I", raw, 100)[0],
+            struct.unpack_from("=I", raw, 152)[0],
+            struct.unpack_from("=I", raw, 20)[0],
+        )
+
+
+@dataclass
+class Arrivals:
+    """What came of one measurement: for each stream (instant, bytes so far)."""
+
+    streams: list[list[tuple[float, int]]] = field(default_factory=list)
+    num_open: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait(self, num_streams: int, seconds: float) -> None:
+        """Until so many streams have come and ended. Raises PeerError."""
+        with self.changed:
+            if not self.changed.wait_for(
+                lambda: len(self.streams) >= num_streams and not self.num_open, seconds
+            ):
+                raise PeerError(
+                    f"{len(self.streams)} of {num_streams} streams came to their end, {self.num_open} go on"
+                )
+
+
+def goodput(
+    streams: Sequence[Sequence[tuple[float, int]]], seconds: float, warm_seconds: float
+) -> tuple[float, float]:
+    """Bits a second after the start was over, and how much fifths of that time differ (largest - smallest, relative).
+
+    Args:
+        streams: of each stream (instant, bytes so far).
+        seconds: for how long was sent, from the first byte on.
+        warm_seconds: what is left out at the beginning.
+
+    >>> goodput([[(0.0, 0), (1.0, 100), (2.0, 1100)], [(0.0, 0), (2.0, 2000)]], 2.0, 1.0)[0] / 8
+    2000.0
+    """
+    start = min(stream[0][0] for stream in streams)
+    end = min(start + seconds, *(stream[-1][0] for stream in streams))
+    begin = min(start + warm_seconds, start + (end - start) / 2)
+    if end <= begin:
+        return 0.0, 1.0
+    instants = [begin + (end - begin) * index / _SLICES for index in range(_SLICES + 1)]
+    totals = [sum(_bytes_at(stream, instant) for stream in streams) for instant in instants]
+    rates = [(after - before) * _SLICES / (end - begin) for before, after in itertools.pairwise(totals)]
+    mean = (totals[-1] - totals[0]) / (end - begin)
+    return mean * 8, (max(rates) - min(rates)) / mean if mean else 1.0
+
+
+def _bytes_at(stream: Sequence[tuple[float, int]], instant: float) -> float:
+    before = stream[0]
+    for after in stream:
+        if after[0] >= instant:
+            if after[0] == before[0]:
+                return float(after[1])
+            share = (instant - before[0]) / (after[0] - before[0])
+            return before[1] + share * (after[1] - before[1])
+        before = after
+    return float(before[1])
+
+
+def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:
+    """Receive one stream to its end, or until that much time is over.
+
+    Counted is what has come over the wire: full segments, where the kernel tells them. What a program can read comes in
+    jumps after losses, and what stood behind a hole may have come long before.
+    """
+    samples: list[tuple[float, int, KernelFacts]] = []  # instant, bytes read
+    with arrivals.changed:
+        arrivals.num_open += 1
+    opened, total = channel.socket, 0
+    buffer, deadline = memoryview(bytearray(1 << 20)), time.monotonic() + seconds
+    opened.settimeout(2 * _SAMPLE_SECONDS)
+    try:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                got = opened.recv_into(buffer)
+                if not got:
+                    break
+                total += got
+            now = time.monotonic()
+            if total and (not samples or now - samples[-1][0] >= _SAMPLE_SECONDS):
+                samples.append((now, total, KernelFacts.of(opened)))
+    except OSError:
+        pass
+    with contextlib.suppress(OSError):
+        samples.append((time.monotonic(), total, KernelFacts.of(opened)))
+    size = max((kernel.segment_bytes for _, _, kernel in samples), default=0)
+    is_counted = 0 < size <= _LARGEST_SEGMENT  # loopback's are of any size
+    stream = [(instant, kernel.arrived * size if is_counted else read) for instant, read, kernel in samples]
+    with arrivals.changed:
+        arrivals.streams.append(stream or [(time.monotonic(), 0)])
+        arrivals.num_open -= 1
+        arrivals.changed.notify_all()
+
+
+def send(
+    targets: Sequence[tuple[str, Place, str, int]], secret: bytes, seconds: float, most_bytes: int
+) -> dict[str, Any]:
+    """Send to all targets at once, for so long or until so many bytes in all are sent.
+
+    Args:
+        targets: (name, place, id of the measurement, number of streams) each.
+        secret: of the probe.
+        seconds: to send for.
+        most_bytes: in all.
+
+    Returns:
+        `rtt` (largest smoothed one, s), `sent` and `again` (segments of all streams), `busy` (of one core of this host,
+        by this process), `machine` (share of its processors, by all).
+
+    Raises:
+        PeerError: a target cannot be reached.
+    """
+    channels: list[SignedChannel] = []
+    try:
+        for name, place, number, num_streams in targets:
+            for _ in range(num_streams):
+                channels.append(connect(place, secret, name, 15.0))
+                channels[-1].send(role="data", id=number, seconds=seconds)
+        go, ends = threading.Event(), list[KernelFacts]()
+        share = most_bytes // len(channels)
+        threads = [
+            threading.Thread(target=_push, args=(channel.socket, go, seconds, share, ends), daemon=True)
+            for channel in channels
+        ]
+        for thread in threads:
+            thread.start()
+        began, used, before = time.monotonic(), time.process_time(), _processors()
+        go.set()
+        for thread in threads:
+            thread.join(max(began + seconds + 5.0 - time.monotonic(), 0.0))
+        busy = (time.process_time() - used) / max(time.monotonic() - began, 1e-6)
+        total, idle = (after - past for after, past in zip(_processors(), before, strict=True))
+    finally:
+        for channel in channels:
+            channel.close()
+    return {
+        "rtt": max((end.rtt_seconds for end in ends), default=0.0),
+        "sent": sum(end.sent for end in ends),
+        "again": sum(end.again for end in ends),
+        "busy": busy,
+        "machine": 1.0 - idle / total if total else 0.0,
+    }
+
+
+def _processors() -> tuple[int, int]:
+    """Ticks of all processors so far, and those of them in which nothing ran; zeros where they are not told."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    return sum(ticks), ticks[3] + ticks[4]
+
+
+def _push(
+    opened: socket.socket, go: threading.Event, seconds: float, most_bytes: int, ends: list[KernelFacts]
+) -> None:
+    with contextlib.suppress(OSError):
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)  # segments are full
+        # What has not left when time is over should be little, whatever the kernel's buffers are.
+        opened.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    opened.settimeout(seconds + 2.0)
+    go.wait()
+    deadline, left, block = time.monotonic() + seconds, most_bytes, memoryview(_BLOCK)
+    with contextlib.suppress(OSError):
+        while left > 0 and time.monotonic() < deadline:
+            left -= opened.send(block[:left])
+        ends.append(KernelFacts.of(opened))
+        opened.shutdown(socket.SHUT_WR)
+
+
+def ping(place: Place, secret: bytes, name: str) -> float:
+    """The least round trip in seconds: of some connections' handshakes (Linux), and of single bytes there and back."""
+    trips = []
+    for _ in range(_NUM_CONNECTIONS):
+        channel = connect(place, secret, name, 15.0)
+        try:
+            channel.send(role="echo")
+            opened = channel.socket
+            opened.settimeout(15.0)
+            for _ in range(_NUM_PINGS):
+                began = time.monotonic()
+                opened.sendall(b".")
+                if not opened.recv(1):
+                    raise PeerError(f"{channel.name}: closed the connection")
+                trips.append(time.monotonic() - began)
+            least = KernelFacts.of(opened).least_rtt_seconds
+            if least > 0:
+                trips.append(least)
+        except OSError as error:
+            raise PeerError(f"{channel.name}: gave no answer ({error.strerror or error})") from None
+        finally:
+            channel.close()
+    return min(trips)
+
+
+def echo(channel: SignedChannel) -> None:
+    """Send back what comes, byte for byte, for as long as a ping may take."""
+    channel.socket.settimeout(30.0)
+    with contextlib.suppress(OSError):
+        for _ in range(_NUM_PINGS):
+            byte = channel.socket.recv(1)
+            if not byte:
+                return
+            channel.socket.sendall(byte)
+        channel.socket.recv(1)  # the other end closes first

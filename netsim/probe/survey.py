@@ -1,0 +1,315 @@
+"""The leading host's part: ask all hosts, one measurement at a time, and keep what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from netsim.probe.channel import PeerError, Place, SignedChannel, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Asked", "Found", "Limit", "WayFound", "survey"]
+
+_MOST_CLOCK_SECONDS = 5.0
+_MOST_CLOCK_DRIFT = 0.01
+_LEAST_TRIPS, _WARM_TRIPS = (
+    50,
+    15,
+)  # round trips that are sent for, and those of them in which TCP finds its rate
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to measure.
+
+    Attributes:
+        seconds: of each throughput.
+        streams: of the measurements with several.
+        most_bytes: of each measurement.
+        wait_seconds: for hosts to come.
+        gloo: whether torch's gloo is timed too.
+    """
+
+    seconds: float = 3.0
+    streams: int = 8
+    most_bytes: int = 2 * 10**9
+    wait_seconds: float = 60.0
+    gloo: bool = False
+
+    def num_steps(self, num_hosts: int) -> int:
+        """Of the whole survey."""
+        pairs = num_hosts * (num_hosts - 1)
+        return (
+            pairs // 2
+            + 2 * pairs
+            + (2 * num_hosts if num_hosts > 2 else 0)
+            + (pairs // 2 if self.gloo else 0)
+        )
+
+    def likely_seconds(self, num_hosts: int) -> float:
+        """That the whole takes."""
+        pairs = num_hosts * (num_hosts - 1)
+        sent = 2 * pairs + (2 * num_hosts if num_hosts > 2 else 0)
+        return sent * (self.seconds + 0.7) + pairs * 0.5 + (pairs // 2 * 15.0 if self.gloo else 0.0)
+
+
+@dataclass
+class WayFound:
+    """One way from a host to another.
+
+    Attributes:
+        single: bits a second of one stream, goodput; `several` of several.
+        spread: how much fifths of the time of `several` differ, relative.
+        again: share of segments sent again, of several streams.
+        loaded_rtt_seconds: of several streams.
+        busy: of one core, by the sender's process.
+        machine: share of the sender's processors that was busy, whoever used them.
+    """
+
+    single: float = 0.0
+    several: float = 0.0
+    spread: float = 0.0
+    again: float = 0.0
+    loaded_rtt_seconds: float = 0.0
+    busy: float = 0.0
+    machine: float = 0.0
+
+    @property
+    def best(self) -> float:
+        """The larger of both."""
+        return max(self.single, self.several)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a host could send to all others at once, or receive from them, beside the sum of its ways alone; goodput."""
+
+    together: float
+    alone: float
+    spread: float
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the host (or what all its ways share) is the limit, and not the ways."""
+        return self.together < 0.9 * self.alone
+
+
+@dataclass
+class Found:
+    """All that was measured; ways by (from, to)."""
+
+    hosts: list[str]
+    asked: Asked
+    when: str
+    rtt_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    ways: dict[tuple[str, str], WayFound] = field(default_factory=dict)
+    sends: dict[str, Limit] = field(default_factory=dict)
+    receives: dict[str, Limit] = field(default_factory=dict)
+    gloo: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def survey(
+    places: Mapping[str, Place], secret: bytes, asked: Asked, tell: Callable[[str], None]
+) -> tuple[Found, list[SignedChannel]]:
+    """Measure between all hosts, the first of which this one is; all of them must have been started.
+
+    Returns:
+        what was found, and channels to the hosts, to tell them of it; whoever calls closes them.
+
+    Raises:
+        PeerError: a host cannot be reached, is lost, or failed; the others have been told.
+    """
+    lead = _Lead(places, secret, asked, tell)
+    try:
+        lead.meet()
+        lead.measure()
+    except BaseException as error:
+        text = str(error) if isinstance(error, PeerError) else f"{next(iter(places))}, who leads, was stopped"
+        lead.give_up(text)
+        raise
+    return lead.found, list(lead.channels.values())
+
+
+class _Lead:
+    def __init__(
+        self, places: Mapping[str, Place], secret: bytes, asked: Asked, tell: Callable[[str], None]
+    ) -> None:
+        self._places, self._secret, self._asked, self._tell_here = places, secret, asked, tell
+        self.channels: dict[str, SignedChannel] = {}
+        self._clocks: dict[str, tuple[float, float]] = {}  # (this host's instant, that host's)
+        self._numbers = itertools.count()
+        self._num_done = 0
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        self.found = Found(list(places), asked, when)
+
+    def meet(self) -> None:
+        """Connect to all hosts, waiting for those that come later."""
+        deadline = time.monotonic() + self._asked.wait_seconds
+        told = False
+        for name, place in self._places.items():
+            while True:
+                try:
+                    channel = connect(place, self._secret, name, 5.0)
+                    break
+                except PeerError as error:
+                    late = time.monotonic() > deadline
+                    if late or "cannot be reached" not in str(error):
+                        after = (
+                            f" (waited {self._asked.wait_seconds:.0f} s: is netsim probe running there?)"
+                            if late
+                            else ""
+                        )
+                        raise type(error)(f"{error}{after}") from None
+                    if not told:
+                        self._tell_here(f"waiting for {name} ({place[0]}:{place[1]})")
+                        told = True
+                    time.sleep(0.5)
+            self.channels[name] = channel
+            sent, steady = time.time(), time.monotonic()
+            channel.send(role="control", hosts=list(self._places))
+            theirs = self._reply(name, 15.0)
+            self._clocks[name] = (steady, theirs["steady"])
+            ahead = theirs["clock"] - (sent + time.time()) / 2
+            if abs(ahead) > _MOST_CLOCK_SECONDS:
+                which = "ahead" if ahead > 0 else "behind"
+                self._remark(f"the clock of {name} is {abs(ahead):.0f} s {which}: no figure depends on it")
+
+    def _remark(self, text: str) -> None:
+        self.found.remarks.append(text)
+        self._tell_here(f"note: {text}")
+
+    def give_up(self, text: str) -> None:
+        """Tell all hosts that it is over."""
+        for channel in self.channels.values():
+            with contextlib.suppress(PeerError):
+                channel.send(do="stop", text=text)
+            channel.close()
+
+    # --- asking --------------------------------------------------------------------------------------------
+
+    def _reply(self, name: str, seconds: float) -> dict[str, Any]:
+        reply = self.channels[name].receive(seconds)
+        if "error" in reply:
+            raise PeerError(reply["error"])
+        return reply
+
+    def _ask(self, name: str, limit_seconds: float, /, **what: Any) -> dict[str, Any]:
+        self.channels[name].send(**what)
+        return self._reply(name, limit_seconds)
+
+    def _done(self, text: str) -> None:
+        self._num_done += 1
+        told = f"[{self._num_done}/{self._asked.num_steps(len(self._places))}] {text}"
+        for channel in self.channels.values():
+            channel.send(do="note", text=told)
+
+    # --- measuring -----------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        """All measurements, the quick ones first: who cannot reach whom is known before anything is sent."""
+        names = list(self._places)
+        for one, other in itertools.combinations(names, 2):
+            there = self._ask(one, 60.0, do="ping", to=other, place=self._places[other])
+            back = self._ask(other, 60.0, do="ping", to=one, place=self._places[one])
+            rtt = min(there["rtt"], back["rtt"])
+            self.found.rtt_seconds[one, other] = self.found.rtt_seconds[other, one] = rtt
+            self._done(f"{one} and {other}: round trip {rtt * 1e3:.3g} ms")
+        for one, other in itertools.permutations(names, 2):
+            self._measure_way(one, other)
+        if len(names) > 2:
+            for name in names:
+                self._measure_host(name)
+        if self._asked.gloo:
+            for one, other in itertools.combinations(names, 2):
+                self._time_gloo(one, other)
+        self._compare_clocks()
+
+    def _measure_way(self, one: str, other: str) -> None:
+        way = self.found.ways.setdefault((one, other), WayFound())
+        way.single, _, sender = self._send([(one, other)], 1)[0]
+        self._done(f"{one} to {other}: {_rate(way.single)} with one stream")
+        way.several, way.spread, sender = self._send([(one, other)], self._asked.streams)[0]
+        way.again = sender["again"] / sender["sent"] if sender["sent"] else 0.0
+        way.loaded_rtt_seconds, way.busy, way.machine = sender["rtt"], sender["busy"], sender["machine"]
+        self._done(f"{one} to {other}: {_rate(way.several)} with {self._asked.streams} streams")
+
+    def _measure_host(self, name: str) -> None:
+        others = [other for other in self._places if other != name]
+        streams = max(2, self._asked.streams // 2)
+        for kept, pairs, verb in (
+            (self.found.sends, [(name, other) for other in others], "to"),
+            (self.found.receives, [(other, name) for other in others], "from"),
+        ):
+            rates = self._send(pairs, streams)
+            together = sum(rate for rate, _, _ in rates)
+            alone = sum(self.found.ways[pair].best for pair in pairs)
+            kept[name] = Limit(together, alone, max(spread for _, spread, _ in rates))
+            self._done(f"{name} {verb} all at once: {_rate(together)} (alone, their sum: {_rate(alone)})")
+
+    def _send(
+        self, pairs: Sequence[tuple[str, str]], streams: int
+    ) -> list[tuple[float, float, dict[str, Any]]]:
+        """All pairs at once; of each (goodput, spread, what the sender saw)."""
+        share = self._asked.most_bytes // len(pairs)
+        rtt = max(self.found.rtt_seconds[pair] for pair in pairs)
+        seconds = max(self._asked.seconds, _LEAST_TRIPS * rtt)
+        warm = max(0.3 * seconds, _WARM_TRIPS * rtt)
+        numbers = {pair: f"{next(self._numbers)}" for pair in pairs}
+        senders = list(dict.fromkeys(one for one, _ in pairs))
+        for sender in senders:
+            targets = [
+                (to, *self._places[to], numbers[one, to], streams) for one, to in pairs if one == sender
+            ]
+            self.channels[sender].send(
+                do="send", targets=targets, seconds=seconds, bytes=share * len(targets)
+            )
+        said = {sender: self._reply(sender, seconds + 60.0) for sender in senders}
+        rates = []
+        for pair in pairs:
+            arrived = self._ask(
+                pair[1], 30.0, do="arrived", id=numbers[pair], streams=streams, seconds=seconds, warm=warm
+            )
+            if arrived["rate"] <= 0:
+                raise PeerError(
+                    f"{pair[0]} to {pair[1]}: nothing arrived within {seconds:g} s: give more with --seconds"
+                )
+            rates.append((arrived["rate"], arrived["spread"], said[pair[0]]))
+        time.sleep(0.1 + 2 * rtt)  # what still stands in queues is through
+        return rates
+
+    def _time_gloo(self, one: str, other: str) -> None:
+        port = self._ask(one, 15.0, do="port")["port"]
+        number = f"{next(self._numbers)}"
+        master = self._places[one][0]
+        for rank, name in enumerate((one, other)):
+            self._ask(name, 15.0, do="gloo", id=number, rank=rank, master=master, port=port)
+        timed = self._ask(one, 120.0, do="gloo result", id=number, seconds=90.0)
+        self._ask(other, 30.0, do="gloo result", id=number, seconds=15.0)
+        self.found.gloo[one, other] = timed
+        self._done(
+            f"{one} and {other}: gloo takes {timed['small'] * 1e3:.3g} ms for 4 bytes,"
+            f" {_rate(timed['there'])} there, {_rate(timed['back'])} back"
+        )
+
+    def _compare_clocks(self) -> None:
+        """Rates are counted by each host's own clock: all clocks must go alike."""
+        for name, (mine, theirs) in self._clocks.items():
+            began = time.monotonic()
+            now = self._ask(name, 15.0, do="clock")["steady"]
+            ended = time.monotonic()
+            gone, slack = (began + ended) / 2 - mine, ended - began + 0.1
+            if abs((now - theirs) - gone) > _MOST_CLOCK_DRIFT * gone + slack:
+                raise PeerError(
+                    f"{name}: its clock went {now - theirs:.2f} s while that of {next(iter(self._places))} went"
+                    f" {gone:.2f} s: rates cannot be compared; mend the clock of one of them"
+                )
+
+
+def _rate(bits_per_second: float) -> str:
+    return f"{bits_per_second / 1e6:.4g} Mbit/s"

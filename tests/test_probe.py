@@ -1,0 +1,343 @@
+"""`netsim probe`: who is let in, what every mistake is told like, and that it finds the links that were set."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from netsim import Topology
+from netsim.files.errors import InputError, NetsimError
+from netsim.probe import survey as surveying
+from netsim.probe.channel import PeerError, StrangerError, answer, connect
+from netsim.probe.gloo import free_port
+from netsim.probe.station import Station
+from netsim.probe.streams import KernelFacts, goodput
+from netsim.probe.survey import Asked, Found, Limit, WayFound, survey
+from netsim.probe.written import written
+from netsim.tools.cli import cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = b"sixteen bytes or more"
+HERE = "127.0.0.1"
+QUICK = Asked(seconds=0.5, streams=2, most_bytes=20_000_000, wait_seconds=5.0)
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def places(*names: str) -> dict[str, tuple[str, int]]:
+    return {name: (HERE, free_port(HERE)) for name in names}
+
+
+def follow(station: Station, names: list[str], told: list[str]) -> threading.Thread:
+    def run() -> None:
+        try:
+            told.append(station.follow(names, 10.0, told.append))
+        except NetsimError as error:
+            told.append(f"error: {error}")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_three_hosts_on_loopback_write_one_file() -> None:
+    """Everything is asked of everybody, followers get what the leading host tells, and threads end."""
+    where, told = places("a", "b", "c"), {name: list[str]() for name in "abc"}
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        stations = {name: stack.enter_context(Station(name, place, SECRET)) for name, place in where.items()}
+        threads = [follow(station, list(where), told[name]) for name, station in stations.items()]
+        found, channels = survey(where, SECRET, QUICK, told["a"].append)
+        text = written(found, "mine")
+        for channel in channels:
+            channel.send(do="done", text=text)
+        for thread in threads:
+            thread.join(10.0)
+            assert not thread.is_alive()
+        for channel in channels:
+            channel.close()
+    assert {lines[-1] for lines in told.values()} == {text}
+    assert told["b"][0].startswith(f"[1/{QUICK.num_steps(3)}] a and b: round trip")
+    net = Topology.from_mapping(yaml.safe_load(text))
+    assert [host.name for host in net.hosts] == ["a.0", "b.0", "c.0"]
+    assert net.protocol == "linux-tcp"
+    assert all(link.bits_per_second > 1e6 for link in net.links)
+    for thread in threading.enumerate():
+        if thread.name == "probe":
+            thread.join(5.0)
+    assert threading.active_count() <= before
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server((HERE, 0)) as opened:
+        yield opened
+
+
+def test_nobody_is_let_in_without_the_secret() -> None:
+    """Who calls learns that it is refused, the station who called; nothing of the caller is read."""
+    where = places("a")
+    with Station("a", where["a"], SECRET) as station:
+        with pytest.raises(
+            StrangerError, match=rf"^a \({HERE}:\d+\): has another secret: give both the same"
+        ):
+            connect(where["a"], b"another secret of some length", "a", 5.0)
+        with pytest.raises(PeerError, match="did not come within 0 s; 1 connections were refused"):
+            station.follow(["a"], 0.3, print)
+        channel = connect(where["a"], SECRET, "a", 5.0)
+        channel.close()
+
+
+def test_a_changed_message_and_a_repeated_one_are_refused(listener: socket.socket) -> None:
+    ends: list[Any] = []
+    thread = threading.Thread(target=lambda: ends.append(answer(listener.accept()[0], SECRET)))
+    thread.start()
+    caller = connect(listener.getsockname(), SECRET, "b", 5.0)
+    thread.join()
+    (called,) = ends
+    caller.send(do="this")
+    caller._numbers[0] = 0
+    caller.send(do="this")
+    assert called.receive(5.0) == {"do": "this"}
+    with pytest.raises(StrangerError, match="changed on its way"):
+        called.receive(5.0)
+    called.socket.sendall(b"\xff" * 8)
+    with pytest.raises(StrangerError, match=r"4,294,967,295 bytes for a message"):
+        caller.receive(5.0)
+    caller.close()
+    with pytest.raises(PeerError, match="the connection was lost"):
+        called.receive(5.0)
+    called.close()
+
+
+def test_what_listens_there_may_be_something_else(listener: socket.socket) -> None:
+    def serve() -> None:
+        opened, _ = listener.accept()
+        opened.recv(100)
+        opened.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        opened.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(PeerError, match="no netsim probe, or one of another version"):
+        connect(listener.getsockname(), SECRET, "b", 5.0)
+    thread.join()
+
+
+def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.socket) -> None:
+    where = places("a", "b")
+    with Station("a", where["a"], SECRET) as station:
+        told: list[str] = []
+        thread = follow(station, list(where), told)
+        asked = Asked(wait_seconds=0.2)
+        with pytest.raises(
+            PeerError, match=r"^b \(127.*cannot be reached: Connection refused \(waited 0 s: is netsim"
+        ):
+            survey(where, SECRET, asked, print)
+        thread.join(10.0)
+        assert told[-1].startswith("error: b (127.0.0.1")
+    with (
+        pytest.raises(InputError, match=r"^listen at 127\.0\.0\.1:\d+: the port is taken"),
+        Station("a", listener.getsockname(), SECRET),
+    ):
+        pass
+    with (
+        pytest.raises(InputError, match="this machine has no such address: say where to listen"),
+        Station("a", ("198.51.100.1", 7171), SECRET),
+    ):
+        pass
+
+
+def test_lists_that_differ_are_told_on_both_sides() -> None:
+    where = places("a", "b")
+    with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
+        told: list[str] = []
+        threads = [follow(first, ["a", "b"], []), follow(second, ["b", "a"], told)]
+        with pytest.raises(
+            PeerError, match="b was started with the hosts b, a, a with a, b: give both the same list"
+        ):
+            survey(where, SECRET, QUICK, print)
+        for thread in threads:
+            thread.join(10.0)
+    assert told == ["error: b was started with the hosts b, a, a with a, b: give both the same list"]
+
+
+class _Fast:
+    """A clock that goes 5 % faster than others, and is an hour ahead."""
+
+    def __init__(self) -> None:
+        import time
+
+        self.clock = time
+
+    def time(self) -> float:
+        return self.clock.time() + 3600.0
+
+    def monotonic(self) -> float:
+        return 100.0 + 2.0 * self.clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
+
+def test_clocks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ahead is a note; one that goes at another speed would falsify rates, and is an error."""
+    where = places("a", "b")
+    monkeypatch.setattr("netsim.probe.station.time", _Fast())
+    with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
+        threads = [follow(each, list(where), []) for each in (first, second)]
+        told: list[str] = []
+        with pytest.raises(
+            PeerError, match=r"^a: its clock went .* s while that of a went .*: rates cannot be compared"
+        ):
+            survey(where, SECRET, QUICK, told.append)
+        for thread in threads:
+            thread.join(10.0)
+    assert "note: the clock of b is 3600 s ahead: no figure depends on it" in told
+
+
+NOT_HERE = "probe: none of the addresses is this machine's: say which host this is with --me NAME"
+BAD = [
+    (["a"], "host 'a': expected NAME=ADDRESS or NAME=ADDRESS:PORT, such as us=10.0.0.1"),
+    (["a=127.0.0.1"], "probe: give at least two hosts, the same list on each of them"),
+    (["a=127.0.0.1", "a=127.0.0.2"], "host 'a=127.0.0.2': there are two of that name"),
+    (["a=127.0.0.1", "b=127.0.0.1:7171"], "probe: two hosts have the same address and port"),
+    (["a=127.0.0.1:0", "b=127.0.0.2"], "host a: '127.0.0.1:0': expected ADDRESS or ADDRESS:PORT"),
+    (["a b=127.0.0.1", "b=127.0.0.2"], "host 'a b=127.0.0.1': a name has letters, digits, '_', '.' and '-' only"),
+    (["a=198.51.100.1", "b=198.51.100.2"], NOT_HERE),
+    (["a=127.0.0.1", "b=127.0.0.2", "--me", "c"], "--me 'c': is not among the hosts a, b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_mistakes_are_told_in_a_line(arguments: list[str], line: str) -> None:
+    result = CliRunner().invoke(cli, ["probe", *arguments])
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception) == line
+
+
+def start(
+    name: str, where: dict[str, tuple[str, int]], *options: str, secret: bytes = SECRET
+) -> subprocess.Popen[str]:
+    listed = [f"{each}={host}:{port}" for each, (host, port) in where.items()]
+    program = "import sys; from netsim.tools.cli import main; sys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "probe", *listed, "--me", name, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NETGYM_SECRET": secret.decode()},
+    )
+
+
+def test_the_end_of_one_host_ends_the_others() -> None:
+    """The leading host is killed in the middle: the other says so in a line and ends, and both ports are free."""
+    where = places("a", "b")
+    leading, other = start("a", where, "--seconds", "20"), start("b", where)
+    try:
+        assert leading.stderr is not None
+        assert other.stderr is not None
+        while "round trip" not in (line := leading.stderr.readline()):
+            assert line, other.stderr.read()
+        leading.send_signal(signal.SIGKILL)
+        _, complaint = other.communicate(timeout=60)
+    finally:
+        for process in (leading, other):
+            process.kill()
+            process.communicate()
+    assert other.returncode == 1
+    assert complaint.splitlines()[-1].startswith("error: ")
+    assert "the connection was lost" in complaint.splitlines()[-1]
+    for place in where.values():
+        socket.create_server(place).close()
+
+
+def test_goodput_leaves_the_start_out() -> None:
+    """Twice 1,000 bytes a second, after a second in which one stream stood still."""
+    streams = [[(0.0, 0), (1.0, 0), (3.0, 2000)], [(0.5, 0), (1.0, 500), (3.5, 3000)]]
+    rate, spread = goodput(streams, 3.0, 1.0)
+    assert rate == pytest.approx(16_000)
+    assert spread == pytest.approx(0.0)
+
+
+def test_the_file_says_how_sure_it_is() -> None:
+    """A host's own limit becomes its line; ways that it limits are 'at least'; all figures are rates on the wire."""
+    found = Found(["us", "eu", "asia"], Asked(), "2026-01-01 00:00 UTC")
+    for one, other in surveying.itertools.permutations(found.hosts, 2):
+        found.rtt_seconds[one, other] = 0.08
+        found.ways[one, other] = WayFound(30e6, 95.64e6, 0.04, 0.002, 0.12, 0.3)
+    for name in found.hosts:
+        found.sends[name] = Limit(100e6 if name == "us" else 190e6, 191.28e6, 0.02)
+        found.receives[name] = Limit(191e6, 191.28e6, 0.02)
+    text = written(found, "three")
+    net = Topology.from_mapping(yaml.safe_load(text))
+    (own,) = [link for link in net.links if (link.source, link.target) == ("us.0", "us")]
+    assert own.bits_per_second == pytest.approx(100e6 * 1514 / 1448, rel=1e-3)
+    (way,) = [link for link in net.links if (link.source, link.target) == ("us", "eu")]
+    assert way.bits_per_second == pytest.approx(100e6, rel=1e-3)
+    assert way.latency_seconds == pytest.approx(0.04)
+    assert "this at most, +-1.0% (52% of the sum of its ways alone)" in text
+    assert "us to eu 31.37 Mbit/s with one stream, 100 Mbit/s +-2.0% with 8" in text
+    assert "us to eu" in text
+    assert "0.20% of segments sent again, round trip 120 ms under load" in text
+    assert text.count("at least this, the sum of its ways") == 5
+    # From three hosts that carry all their ways' sum, "at least" stands for a way only where a line limited it.
+    assert "at least this: a host's own line was the limit" in text
+
+
+def test_the_kernel_tells_of_a_connection(listener: socket.socket) -> None:
+    with socket.create_connection(listener.getsockname()) as opened:
+        kernel = KernelFacts.of(opened)
+        assert 0 <= kernel.least_rtt_seconds < 60
+
+
+# --- between namespaces with shaped links -------------------------------------------------------------------
+
+
+def benchmark(name: str) -> Any:
+    sys.path.insert(0, str(BENCHMARKS))  # they import each other
+    try:
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+def test_what_it_writes_is_what_was_set() -> None:
+    """Rates, unequal ones too, and round trips within 5 %; a host's line that is less than the sum of its ways too."""
+    shaped, probing = benchmark("shaped_links"), benchmark("probe")
+    if reason := shaped.why_not():
+        pytest.skip(reason)
+    nics = {"a": ("30 Mbit/s", "10 Gbit/s"), "b": probing.FREE, "c": probing.FREE}
+    wan = [
+        ("a", "b", "20 Mbit/s", "40 Mbit/s", "20 ms"),
+        ("a", "c", "25 Mbit/s", "10 Mbit/s", "16 ms"),
+        ("b", "c", "15 Mbit/s", "15 Mbit/s", "10 ms"),
+    ]
+    topology = Topology.from_mapping({"name": "set", **probing.regions(nics, wan)})
+    with shaped.ShapedLinks(topology) as net:
+        text = probing.probe(net, ["--seconds", "0.7", "--streams", "4"], 120.0)
+    found = Topology.from_mapping(yaml.safe_load(text))
+    compared = probing.rows(topology, found)
+    assert compared
+    assert {what: (wanted, got) for what, wanted, got in compared if abs(got / wanted - 1) > 0.05} == {}, text
