@@ -17,11 +17,11 @@ from netsim.topology.protocol import Protocol
 
 compiled = pytest.importorskip("netsim.fluid.compiled", reason="needs numba", exc_type=ImportError)
 
-Scene = tuple[Topology, list[Flow]]
+Case = tuple[Topology, list[Flow]]
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def cases(draw: st.DrawFn) -> Case:
     """A ring of hosts with some chords; transfers that begin, share and end together more often than not."""
     num = draw(st.integers(2, 7))
     chords = draw(st.lists(st.sampled_from(list(itertools.combinations(range(num), 2))), max_size=3))
@@ -43,9 +43,9 @@ def scenes(draw: st.DrawFn) -> Scene:
     return Topology.from_mapping({"hosts": {f"h{i}": {} for i in range(num)}, "links": links}), rows
 
 
-@given(scenes())
-def test_transfers_arrive_when_the_network_says(scene: Scene) -> None:
-    topology, rows = scene
+@given(cases())
+def test_transfers_arrive_when_the_network_says(case: Case) -> None:
+    topology, rows = case
     ideal = Protocol.parse("ideal")
     expected = flows._play_on_network(topology, rows, ideal, None, None)
     played = flows._play_compiled(topology, ideal, rows)

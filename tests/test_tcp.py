@@ -11,6 +11,7 @@ from netsim.face.flows import play_flows
 from netsim.fluid.clock import Clock
 from netsim.fluid.cubic import cubic_segments
 from netsim.fluid.network import Network
+from netsim.fluid.tcp import Window
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
@@ -269,3 +270,35 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
     monkeypatch.setattr("netsim.fluid.tcp.Period.is_like", lambda self, other: False)
     slow, _ = lossy(1e9, loss, latency, bandwidth, num)
     assert quick == pytest.approx(slow, rel=1e-4)
+
+
+def other(value: Any) -> Any:
+    """A value that differs from a window's attribute."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1.5 if isinstance(value, float | int) and math.isfinite(value) else 1.5
+
+
+@pytest.mark.parametrize("lost_at", [math.nan, 20_000.0])
+def test_windows_that_differ_in_anything_but_their_terms_have_other_states(lost_at: float) -> None:
+    """What is remembered of a connection is found by this state: an attribute that it lacks would be mixed up."""
+    window = Window(Protocol.parse("linux-tcp"), 0.1, 0.0, 1e8, 1000)
+    window._began = window._last_used = 3.0
+    window._lost_at = lost_at
+    rules = {
+        "_lost",
+        "_period",
+        "_num_alike",
+        "_since_loss",
+        "_was_held",
+        "_granted",
+        "_cap",
+    }  # with CUBIC alone
+    before = window.state(4.0)
+    for name, value in list(vars(window).items()):
+        if name in Window.TERMS or (math.isnan(lost_at) and name in rules):
+            continue
+        setattr(window, name, other(value))
+        assert window.state(4.0) != before, name
+        setattr(window, name, value)
+    assert window.moved(7.0).state(11.0) == before

@@ -143,16 +143,15 @@ class Network(ChangingCarrier):
         self, group: Hashable, pairs: Iterable[tuple[int, int]] | None, instant: float
     ) -> Hashable:
         """What sets a group's connections between these pairs of hosts apart from new ones; times from `instant`."""
-        return frozenset(
-            (ends, state)
-            for ends, window in self.windows_of(group, pairs).items()
-            if (state := window.idle_state(instant)) is not None
-        )
+        windows = self.windows_of(group, pairs)
+        states = [(ends, window.idle_state(instant)) for ends, window in windows.items()]
+        return frozenset([each for each in states if each[1] is not None])
 
     def put_windows(self, group: Hashable, windows: Windows, shift_seconds: float) -> None:
         """Give a group's connections these windows, their times shifted."""
-        for (src, dst), window in windows.items():
-            self._channel(self._paths.between(src, dst), group).window = window.moved(shift_seconds)
+        between = self._paths.between
+        for ends, window in windows.items():
+            self._channel(between(*ends), group).window = window.moved(shift_seconds)
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
         """Count bytes that have gone between members on `hosts`: (source, target, bytes), by position."""

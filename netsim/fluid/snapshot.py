@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from netsim.fluid.clock import to_nanosecond
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
@@ -88,7 +90,7 @@ class Snapshot:
             on_delivered, on_sent, _ = flight.callbacks
             numbers = (
                 *(round(each, 4) for each in (flight.left, flight.stop, flight.cap)),
-                self._seconds(flight.timer),
+                to_nanosecond(flight.timer - self.instant),
             )
             told = tuple(
                 None if call is None else describe(call) for call in (on_delivered, on_sent, flight.untold)
@@ -98,7 +100,3 @@ class Snapshot:
         if window is None:
             return None, tuple(queue)
         return (window.state if queue else window.idle_state)(self.instant), tuple(queue)
-
-    def _seconds(self, instant: float) -> float:
-        """A time to a nanosecond: those of people and grids fall on halves of one, so not on what it rounds at."""
-        return round(instant - self.instant + 1.7e-10, 9)

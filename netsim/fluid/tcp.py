@@ -41,10 +41,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from netsim.fluid.cubic import ALIKE, Period, cubic_segments, inflection_seconds
 from netsim.fluid.overflow import KEPT, Bottleneck, Overflow, of_a_burst, of_a_standing_window
+from netsim.fluid.window import WindowState
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from netsim.topology.protocol import Protocol
 
 __all__ = ["Grant", "Window", "share_weight"]
@@ -56,9 +55,6 @@ _SAME = 1.0 - _ROUNDING
 _OF_LEFT = 2.0**-48
 # By how much a queue must be overrun, relatively: rates carry rounding, and round figures often fit exactly.
 _OVERRUN = 1.0 + 1e-6
-
-# Idle for longer, nothing is left of what a connection has learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
-_FORGOTTEN_SECONDS = 3600.0
 
 # What a full queue at a bottleneck commonly holds (a round trip across a continent or an ocean).
 _QUEUE_SECONDS = 0.1
@@ -90,80 +86,8 @@ def share_weight(protocol: Protocol, round_trip_seconds: float) -> float:
     return protocol.streams / (round_trip_seconds + _QUEUE_SECONDS)
 
 
-# Of a window, what means nothing as long as CUBIC does not rule.
-_WITHOUT_LOSS = dict.fromkeys(
-    ("_lost_at", "_lost", "_period", "_num_alike", "_since_loss", "_was_held", "_granted", "_cap")
-)
-
-
-_INSTANTS = ("_began", "_last_used", "_lost", "_granted")  # of a window, what is a point in time
-
-
-class Window:
-    """Congestion window of one connection (all streams of it together).
-
-    Args:
-        protocol: sizes and limits.
-        round_trip_seconds: of the connection's path.
-        loss: share of packets that the path loses.
-        bytes_per_second: payload that the narrowest link of the path carries.
-        queue_packets: that the queue of that link holds; None: enough for any window.
-    """
-
-    def __init__(
-        self,
-        protocol: Protocol,
-        round_trip_seconds: float,
-        loss: float,
-        bytes_per_second: float,
-        queue_packets: float | None,
-    ) -> None:
-        self._round_trip = round_trip_seconds
-        self._least_timeout = protocol.minimum_timeout_seconds
-        self._timeout = self._least_timeout + round_trip_seconds
-        self._limit = protocol.window_bytes * protocol.streams
-        self._initial = min(protocol.initial_window_bytes * protocol.streams, self._limit)
-        self._segment = protocol.segment_bytes * protocol.streams  # one of each stream
-        self._fresh_window = self._initial if protocol.slow_start else self._limit
-        self._minds_buffer = protocol.rendezvous
-        self._window = self._fresh_window
-        self._threshold = math.inf  # where slow start ends
-        self._began = -math.inf  # when the current round did
-        self._used = 0.0  # bytes drained in it
-        self._is_one = False  # whether all of it is of one message, without a pause
-        self._follows_full = False  # whether it follows a full round of the same burst
-        self._blocked = False  # until the round trip is over
-        self._left = 0.0  # bytes of the message under way, when last told
-        self._last_used = math.inf
-        self._largest = self._window  # ever
-        self._loss_bytes = self._segment / loss if loss else math.inf  # from one loss to the next
-        self._until_loss = self._loss_bytes
-        self._lost_at = math.nan  # window at the last loss; a number while CUBIC rules
-        self._lost = 0.0  # when that was
-        self._bytes_per_second = bytes_per_second
-        self._queue = math.inf if queue_packets is None else queue_packets * protocol.segment_bytes
-        # What the acknowledgement of one segment would have let go, missing from the first doubling.
-        self._owed = 0.0 if protocol.quick_acks else 2 * self._segment
-        self._has_filled = False  # the pipe, before the current round
-        self._overflow: Overflow | None = None  # what follows upon it
-        self._missing = 0.0  # bytes of the message that the queue dropped, until they are sent again
-        # From one loss to the next, while CUBIC rules:
-        self._period = Period(0.0, 0.0, 0.0, True)  # the last one that is over
-        self._num_alike = 0  # of them in a row, but for rounding
-        self._since_loss = 0.0  # bytes
-        self._was_held = False  # by the window, not by the network alone
-        self._granted, self._cap = 0.0, 0.0  # when a piece of one was, and its rate
-        self._coasts = False  # through many at once
-
-    @property
-    def last_used(self) -> float:
-        """When a byte last came through; infinity for never."""
-        return self._last_used
-
-    def buffer_bytes(self, now: float) -> float:
-        """What the sender's socket takes in before it has left: twice the largest window so far (Linux)."""
-        largest = self._fresh_window if self._is_forgotten(now) else self._largest
-        return min(2 * largest, self._limit)
+class Window(WindowState):
+    """Congestion window of one connection (all streams of it together); its arguments are those of `WindowState`."""
 
     def start(self, now: float, num_bytes: float) -> Grant:
         """A message of `num_bytes` begins to drain."""
@@ -209,53 +133,6 @@ class Window:
         """A message without bytes passes: the connection is in use, but no window is filled."""
         self._is_idle(now)
         self._last_used = now
-
-    def moved(self, seconds: float) -> Window:
-        """The same window on a clock that shows so much more."""
-        moved = Window.__new__(Window)
-        values = vars(moved)
-        values.update(vars(self))
-        for name in _INSTANTS:
-            values[name] += seconds
-        return moved
-
-    def is_as_new(self, instant: float) -> bool:
-        """Whether messages from `instant` on meet what they would on a new connection."""
-        is_small = (
-            not self._minds_buffer or self._largest == self._fresh_window or self._is_forgotten(instant)
-        )
-        return is_small and self.is_as_new_but_for_buffer(instant)
-
-    def is_as_new_but_for_buffer(self, instant: float) -> bool:
-        """Likewise, what the socket's buffer takes in aside."""
-        if self._last_used == math.inf or self._is_forgotten(instant):
-            return True
-        idle = instant - self._last_used
-        has_lost = not (self._until_loss == self._loss_bytes and math.isnan(self._lost_at))
-        has_lost = has_lost or self._threshold < math.inf
-        if idle <= self._timeout or has_lost:
-            return False
-        return self._initial <= self._window <= self._initial * 2.0 ** int(min(idle / self._timeout, 64))
-
-    def idle_state(self, instant: float) -> Hashable:
-        """What sets an idle one apart from a new one of its path; None where nothing does."""
-        if not self.is_as_new_but_for_buffer(instant):
-            return self.state(instant)
-        # Who waits for the socket's buffer alone goes on sooner once that has grown.
-        return self.buffer_bytes(instant) if self._minds_buffer else None
-
-    def state(self, instant: float) -> tuple[float | None, ...]:
-        """What sets it apart from others of its path; times count from `instant`, to a nanosecond."""
-        values = vars(self).copy()
-        for name in _INSTANTS:
-            # Times of people and grids fall on halves of a nanosecond; off them, rounding cannot waver.
-            values[name] = round(values[name] - instant + 1.7e-10, 9)
-        if math.isnan(self._lost_at):
-            values.update(_WITHOUT_LOSS)
-        return tuple(values.values())
-
-    def _is_forgotten(self, now: float) -> bool:
-        return now - self._last_used > _FORGOTTEN_SECONDS
 
     def _is_idle(self, now: float) -> bool:
         """Whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""

@@ -29,7 +29,7 @@ PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
 
 
 @dataclass(frozen=True)
-class Scene:
+class Case:
     """A network as a mapping, and transfers (start, from, to, bytes) over it by host index."""
 
     bandwidths: tuple[tuple[int, int], ...]
@@ -58,7 +58,7 @@ class Scene:
 
 
 @st.composite
-def scenes(draw: st.DrawFn, protocols: tuple[str, ...] = ("ideal",)) -> Scene:
+def cases(draw: st.DrawFn, protocols: tuple[str, ...] = ("ideal",)) -> Case:
     num_hosts = draw(st.integers(2, 5))
     num_nodes = num_hosts + draw(st.integers(0, 3))
     host = st.integers(0, num_hosts - 1)
@@ -68,7 +68,7 @@ def scenes(draw: st.DrawFn, protocols: tuple[str, ...] = ("ideal",)) -> Scene:
         host,
         st.sampled_from([0, 1, 1000, 100_000, 1_000_000, 3_000_000]),
     )
-    return Scene(
+    return Case(
         tuple(
             (draw(st.sampled_from(BANDWIDTHS)), draw(st.sampled_from(BANDWIDTHS)))
             for _ in range(num_nodes - 1)
@@ -118,16 +118,16 @@ class Witness:
         return list(self.network.topology.route(*self.hosts[transfer]))
 
 
-def play(scene: Scene, at_instant: Callable[[Witness], None] | None = None, factor: int = 1) -> Witness:
-    """Play a scene to its end; `at_instant` is called at the end of each instant."""
+def play(case: Case, at_instant: Callable[[Witness], None] | None = None, factor: int = 1) -> Witness:
+    """Play a case to its end; `at_instant` is called at the end of each instant."""
     clock = Clock()
-    network = Network(clock, scene.topology(factor), scene.protocol)
+    network = Network(clock, case.topology(factor), case.protocol)
     witness = Witness(network)
     network.observe(witness)
     finish: dict[int, float] = {}
 
     def start() -> Any:
-        for number, (seconds, source, target, num_bytes) in enumerate(scene.rows):
+        for number, (seconds, source, target, num_bytes) in enumerate(case.rows):
             if seconds > clock.now:
                 yield clock.at(seconds)
             network.send(
@@ -145,11 +145,11 @@ def play(scene: Scene, at_instant: Callable[[Witness], None] | None = None, fact
                 at_instant(witness)
             witness.pass_time(clock.peek())
         clock.step()
-    witness.finish = [finish[number] for number in range(len(scene.rows))]  # type: ignore[attr-defined]
+    witness.finish = [finish[number] for number in range(len(case.rows))]  # type: ignore[attr-defined]
     return witness
 
 
-def check_conservation(scene: Scene) -> None:
+def check_conservation(case: Case) -> None:
     """Law 1: bytes on links are those of transfers, at every instant; all that is sent arrives, once."""
 
     def account(witness: Witness) -> None:
@@ -160,7 +160,7 @@ def check_conservation(scene: Scene) -> None:
             expected[witness.route(transfer)] += moved
         np.testing.assert_allclose(witness.network.link_bytes, expected, rtol=1e-9, atol=1e-3)
 
-    witness = play(scene, account)
+    witness = play(case, account)
     account(witness)
     assert witness.ended == witness.sizes
     for transfer, size in witness.sizes.items():
@@ -168,7 +168,7 @@ def check_conservation(scene: Scene) -> None:
             assert witness.crossed[transfer] == pytest.approx(size, rel=1e-9, abs=1e-3)
 
 
-def check_capacity(scene: Scene) -> None:
+def check_capacity(case: Case) -> None:
     """Law 2: no link is overloaded, and each transfer has a full link on which nobody has more than it."""
 
     def audit(witness: Witness) -> None:
@@ -186,52 +186,52 @@ def check_capacity(scene: Scene) -> None:
             full = load[route] >= capacity[route] * (1 - 1e-9)
             assert (full & (largest[route] <= rate * (1 + 1e-9))).any()
 
-    play(scene, audit)
+    play(case, audit)
 
 
-def check_lower_bound(scene: Scene) -> None:
+def check_lower_bound(case: Case) -> None:
     """Law 3: nothing arrives before its latency and its bytes over its narrowest link."""
-    witness = play(scene)
-    topology = scene.topology()
-    for (start, source, target, num_bytes), finish in zip(scene.rows, witness.finish, strict=True):  # type: ignore[attr-defined]
+    witness = play(case)
+    topology = case.topology()
+    for (start, source, target, num_bytes), finish in zip(case.rows, witness.finish, strict=True):  # type: ignore[attr-defined]
         route = list(topology.route(source, target))
         latency = sum(topology.latency_seconds[route].tolist())
         narrowest = min(topology.bits_per_second[route].tolist(), default=math.inf)
         assert finish >= (start + latency + num_bytes * 8 / narrowest) * (1 - 1e-9)
 
 
-def check_scaling(scene: Scene, factor: int = 1000) -> None:
+def check_scaling(case: Case, factor: int = 1000) -> None:
     """Law 9: as many times the bytes over as many times the bandwidth take the same time."""
     np.testing.assert_allclose(
-        play(scene).finish,  # type: ignore[attr-defined]
-        play(scene, factor=factor).finish,  # type: ignore[attr-defined]
+        play(case).finish,  # type: ignore[attr-defined]
+        play(case, factor=factor).finish,  # type: ignore[attr-defined]
         rtol=1e-9,
         atol=1e-12,
     )
 
 
-@given(scenes(protocols=("ideal", "linux-tcp", "gloo")))
-def test_bytes_are_conserved(scene: Scene) -> None:
-    check_conservation(scene)
+@given(cases(protocols=("ideal", "linux-tcp", "gloo")))
+def test_bytes_are_conserved(case: Case) -> None:
+    check_conservation(case)
 
 
-@given(scenes())
-def test_links_are_full_and_not_overfull(scene: Scene) -> None:
-    check_capacity(scene)
+@given(cases())
+def test_links_are_full_and_not_overfull(case: Case) -> None:
+    check_capacity(case)
 
 
-@given(scenes(protocols=("ideal", "linux-tcp", "gloo")))
-def test_nothing_arrives_too_early(scene: Scene) -> None:
-    check_lower_bound(scene)
+@given(cases(protocols=("ideal", "linux-tcp", "gloo")))
+def test_nothing_arrives_too_early(case: Case) -> None:
+    check_lower_bound(case)
 
 
-@given(scenes())
-def test_scaling_bytes_and_bandwidth_changes_no_time(scene: Scene) -> None:
-    check_scaling(scene)
+@given(cases())
+def test_scaling_bytes_and_bandwidth_changes_no_time(case: Case) -> None:
+    check_scaling(case)
 
 
 # A hub and three hosts: transfers share links for a while, one of them two links with two others.
-CROWDED = Scene(
+CROWDED = Case(
     ((10, 10), (5, 5), (10, 10)),
     ("10 ms", "1 ms", "37 ms"),
     (0, 0, 0),
@@ -241,7 +241,7 @@ CROWDED = Scene(
 
 
 @pytest.mark.parametrize("check", [check_conservation, check_capacity, check_lower_bound, check_scaling])
-def test_the_crowded_scene_keeps_all_laws(check: Callable[[Scene], None]) -> None:
+def test_the_crowded_case_keeps_all_laws(check: Callable[[Case], None]) -> None:
     check(CROWDED)
 
 

@@ -136,14 +136,8 @@ class Domain:
     def _entries(self) -> Entries | None:
         if not self._entering:
             return None
-        way, works, places = self._way, self.works, {work: place for place, work in enumerate(self.works)}
-        # In the order of time; at one instant, and where that cannot matter, in that of members.
-        rows = [
-            (instant, places[work], member if work.are_hosts_apart else 0, member)
-            for instant, work, member in self._entering
-        ]
-        rows.sort()
-        instants, where, _, members = zip(*rows, strict=True)
+        way, works = self._way, self.works
+        instants, where, members = self._in_order()
         origin = instants[0] if way.is_quiet else way.instant
         if instants[0] == instants[-1]:  # as most of them: all together
             seconds = (instants[0] - origin,) * len(instants)
@@ -159,12 +153,30 @@ class Domain:
         ]
         return Entries(self._told, seconds, ticks, where, members, tuple(openings))
 
+    def _in_order(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
+        """When who enters where, in the order of time; at one instant, where that cannot matter, in that of members."""
+        entering, works = self._entering, self.works
+        if len(works) == 1 and entering[0][0] == entering[-1][0]:  # as most do: no need to look any closer
+            together = [member for _, _, member in entering]
+            if works[0].are_hosts_apart:
+                together.sort()
+            return (entering[0][0],) * len(entering), (0,) * len(entering), tuple(together)
+        places = {work: place for place, work in enumerate(works)}
+        rows = [
+            (instant, places[work], member if work.are_hosts_apart else 0, member)
+            for instant, work, member in entering
+        ]
+        rows.sort()
+        instants, where, _, members = zip(*rows, strict=True)
+        return instants, where, members
+
     def _keep(self, kept: tuple[int, ...]) -> None:
         """Go on with the collectives of these places and with new ones; the others are over."""
-        for place, work in enumerate(self.works[: self._num_followed]):
-            if place not in kept:
-                self._network.credit(work.hosts, work.schedule.pair_bytes)
-        self.works = [*(self.works[place] for place in kept), *self.works[self._num_followed :]]
+        if self._num_followed:
+            for place, work in enumerate(self.works[: self._num_followed]):
+                if place not in kept:
+                    self._network.credit(work.hosts, work.schedule.pair_bytes)
+            self.works = [*(self.works[place] for place in kept), *self.works[self._num_followed :]]
         self._num_followed = len(self.works)
 
     # -- the clock ---------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ the network, as far as they have come.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,11 +36,20 @@ _FEW_MESSAGES = 2
 _MOST_KNOWN = 512
 
 
-class _Reach(NamedTuple):
-    """Where messages of a collective can go: pairs of hosts (None: too many), and links, acknowledgements included."""
+@dataclass(slots=True)
+class _Reach:
+    """Where messages of a collective can go, and what it is like there.
+
+    Attributes:
+        pairs: of hosts; None: too many.
+        links: acknowledgements included.
+        conditions: what those links are like, in the network's `version`.
+    """
 
     pairs: tuple[tuple[int, int], ...] | None
     links: frozenset[int]
+    conditions: bytes = b""
+    version: int = -1
 
 
 class Domains:
@@ -56,9 +66,7 @@ class Domains:
         self._quiet = State(is_kept=True)
         self.domains: list[Domain] = []
         self._reach: Recent[_Reach] = Recent(_MOST_KNOWN)
-        # What holds as long as the network's version does:
-        self._conditions: Recent[bytes] = Recent(_MOST_KNOWN)
-        self._fits: Recent[bool] = Recent(_MOST_KNOWN)
+        self._fits: Recent[bool] = Recent(_MOST_KNOWN)  # as long as the network's version is this one:
         self._version = -1
 
     @classmethod
@@ -76,6 +84,8 @@ class Domains:
             return None
         if any(not links.isdisjoint(used) for used in network.links_in_use):
             return None
+        if not self.domains:
+            return self._alone(work, links)
         meeting = [domain for domain in self.domains if not domain.links.isdisjoint(links)]
         if meeting and self._fit([*(other for domain in self.domains for other in domain.works), work]):
             meeting = []
@@ -83,16 +93,20 @@ class Domains:
         if len(meeting) + len(busy) > 1:
             self._bring_on(meeting + busy)
             return None
-        if (
-            not meeting
-            and not busy
-            and self.memory.is_in_vain
-            and work.schedule.num_messages <= _FEW_MESSAGES
-        ):
+        if not meeting and not busy:
+            return self._alone(work, links)
+        domain = (meeting + busy)[0]
+        domain.links |= links
+        return domain
+
+    def _alone(self, work: Work, links: frozenset[int]) -> Domain | None:
+        """A domain of its own, unless it is played in less time than it takes to look whether it is known."""
+        if self.memory.is_in_vain and work.schedule.num_messages <= _FEW_MESSAGES:
             self.memory.skip()
             return None
-        domain = (meeting + busy or [self._new()])[0]
-        domain.links |= links
+        domain = Domain(self._network, self.memory, self._quiet, self._opening, self.domains.remove)
+        domain.links = links
+        self.domains.append(domain)
         return domain
 
     def check(self, domain: Domain | None, host: int) -> None:
@@ -100,17 +114,14 @@ class Domains:
         if any(each is not domain and each.is_busy(host) for each in self.domains):
             self._bring_on([each for each in self.domains if each is domain or each.is_busy(host)])
 
-    def _new(self) -> Domain:
-        domain = Domain(self._network, self.memory, self._quiet, self._opening, self.domains.remove)
-        self.domains.append(domain)
-        return domain
-
     def _opening(self, work: Work, known: Known, instant: float) -> Opening:
         """All that a collective that begins adds to what is known."""
-        pairs = self._reach_of(work).pairs
-        new = unknown(known, work.group, pairs)
-        windows = None if new == [] else self._network.window_states(work.group, new, instant)
-        return Opening(work.schedule, work.hosts, work.group, self._conditions_of(work), windows, pairs)
+        reach, network = self._reach_of(work), self._network
+        new = unknown(known, work.group, reach.pairs)
+        windows = None if new == [] else network.window_states(work.group, new, instant)
+        if reach.version != network.version:
+            reach.conditions, reach.version = network.conditions(sorted(reach.links)), network.version
+        return Opening(work.schedule, work.hosts, work.group, reach.conditions, windows, reach.pairs)
 
     # -- what the network is told and tells ----------------------------------------------------------------------
 
@@ -160,27 +171,13 @@ class Domains:
         # Those who receive send notes under a rendezvous.
         return _Reach(tuple(sorted(both if self._network.protocol.rendezvous else ways)), links)
 
-    def _refresh(self) -> None:
-        if self._version != self._network.version:
-            self._version = self._network.version
-            self._conditions.clear()
-            self._fits.clear()
-
-    def _conditions_of(self, work: Work) -> bytes:
-        """What the links of a collective are like at present."""
-        self._refresh()
-        key = (work.schedule, work.hosts)
-        conditions = self._conditions.recall(key)
-        if conditions is None:
-            found = self._network.conditions(sorted(self._reach_of(work).links))
-            conditions = self._conditions.keep(key, found)
-        return conditions
-
     def _fit(self, works: list[Work]) -> bool:
         """Whether messages of these collectives cannot meet on any link."""
         if not self._network.protocol.is_plain or any(work.schedule.regular_pairs is None for work in works):
             return False
-        self._refresh()
+        if self._version != self._network.version:
+            self._version = self._network.version
+            self._fits.clear()
         key = frozenset((work.schedule, work.hosts) for work in works)
         known = self._fits.recall(key)
         return known if known is not None else self._fits.keep(key, self._find_out(works))

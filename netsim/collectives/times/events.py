@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.fluid.network import Network
 
-__all__ = ["Execution", "Posts", "described", "rebound", "rounded"]
+__all__ = ["Execution", "Posts", "described", "rebound"]
 
 
 def rebound(call: Callable[[], None], owners: Mapping[Execution, Execution]) -> Callable[[], None]:
@@ -33,11 +33,6 @@ def _taken_apart(call: Callable[[], None]) -> tuple[Execution, FunctionType, tup
     assert isinstance(call, partial)
     method: Any = call.func  # of an execution
     return method.__self__, method.__func__, call.args
-
-
-def rounded(seconds: float) -> float:
-    """A time to a nanosecond, for comparing: those of people and grids fall on halves of one, so not on these."""
-    return round(seconds + 1.7e-10, 9)
 
 
 class Posts:

@@ -35,6 +35,8 @@ def unknown(
     known: Known, group: Hashable, pairs: tuple[tuple[int, int], ...] | None
 ) -> list[tuple[int, int]] | None:
     """Those of the pairs that are not known of a group; None: all the group may have."""
+    if not known:
+        return None if pairs is None else list(pairs)
     if (group, None) in known:
         return []
     return None if pairs is None else [pair for pair in pairs if (group, pair) not in known]

@@ -64,17 +64,17 @@ class Collective(Work):
 
     def arrive(self, member: int) -> None:
         """This member (a position in the group) enters now."""
-        host = self.hosts[member]
-        if self.execution is None and self._domain is None:
-            self._begin(host)
-        elif self._domain is None or len(self._domains.domains) > 1:
-            self._domains.check(self._domain, host)
+        domain = self._domain
+        if domain is None and self.execution is None:
+            self._begin(self.hosts[member])
+        elif domain is None or len(self._domains.domains) > 1:
+            self._domains.check(domain, self.hosts[member])
         if self.execution is not None:
             self.execution.arrive(member)
             return
-        assert self._domain is not None
         if self._watched is not None:
             self._watched.arrive(member)
+        assert self._domain is not None
         self._domain.enter(self, member)
 
     def cancel(self) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from netsim.collectives.times.events import Execution, described, rebound, rounded
-from netsim.fluid.clock import call_at
+from netsim.collectives.times.events import Execution, described, rebound
+from netsim.fluid.clock import call_at, to_nanosecond
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -67,7 +67,7 @@ class RendezvousExecution(Execution):
     def state(self, now: float) -> Hashable:
         """What sets it apart from others of its schedule, messages in flight aside; times count from `now`."""
         planned = tuple(
-            (*described(call)[1:], rounded(instant - now)) for call, instant in self._planned.items()
+            (*described(call)[1:], to_nanosecond(instant - now)) for call, instant in self._planned.items()
         )
         return super().state(now), planned, frozenset(self._half.items())
 

@@ -1,4 +1,4 @@
-"""Collectives that overlap, followed from scene to scene, meet the times of the event path."""
+"""Collectives that overlap, followed from state to state, meet the times of the event path."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_after_a_straggler_steps_come_from_memory_again(
 
     calm, _ = count_messages(monkeypatch, protocol, made(30, -1))
     one, _ = count_messages(monkeypatch, protocol, made(30, 15))
-    assert one <= 4 * calm + 1  # some scenes are new, most of the 30 steps are not
+    assert one <= 4 * calm + 1  # some states are new, most of the 30 steps are not
 
 
 def test_what_changes_elsewhere_leaves_a_collective_alone() -> None:
