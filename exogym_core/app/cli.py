@@ -1,4 +1,4 @@
-"""`netgym`: run, compare, sweep, launch, report, sample, list, validate."""
+"""`netgym`: run, compare, sweep, launch, rendezvous, report, sample, list, validate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from exogym_core.app.bench_command import bench
 from exogym_core.app.common_options import CommonOptions, debug_flag, plain_json, results_json
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
+from exogym_core.app.rendezvous_command import rendezvous
 from exogym_core.app.run_commands import compare, run
 from exogym_core.app.runs import show_report, stdout
 from exogym_core.app.schema_command import schema
@@ -182,6 +183,7 @@ cli.add_command(advise)
 cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(launch)
+cli.add_command(rendezvous)
 cli.add_command(reproduce)
 cli.add_command(run)
 cli.add_command(schema)

@@ -8,10 +8,19 @@ from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.handle import Handle, Traffic
 
 if TYPE_CHECKING:
+    from exogym_core.communicator.elastic.communicator import SiteCommunicator
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
     from exogym_core.ranks.run import RunResult, run_ranks
 
-__all__ = ["Communicator", "GlooCommunicator", "Handle", "RunResult", "Traffic", "run_ranks"]
+__all__ = [
+    "Communicator",
+    "GlooCommunicator",
+    "Handle",
+    "RunResult",
+    "SiteCommunicator",
+    "Traffic",
+    "run_ranks",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from exogym_core.communicator.gloo.communicator import GlooCommunicator
 
         return GlooCommunicator
+    if name == "SiteCommunicator":
+        from exogym_core.communicator.elastic.communicator import SiteCommunicator
+
+        return SiteCommunicator
     if name in ("RunResult", "run_ranks"):
         from exogym_core.ranks import run
 

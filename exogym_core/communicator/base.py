@@ -48,6 +48,7 @@ class Communicator(CheckedArguments, ABC):
 
     traffic: Traffic
     can_leave_behind: bool = False  # `among_present` and its like are there
+    members_change: bool = False  # ranks may come at any time, and there are no collectives of all of them
 
     # --- collectives ---------------------------------------------------------------------------------------
 
@@ -278,6 +279,10 @@ class Communicator(CheckedArguments, ABC):
 
     def advance(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time. Real transports have their own clock and ignore it."""
+
+    def arrive_at(self, seconds: float) -> None:
+        """Let time pass until so many seconds after the start of the run; called at this rank's start."""
+        self.advance(seconds)
 
     def mark(self, row: Mapping[str, Any]) -> None:
         """Record `row`, stamped with this rank's virtual time, without waiting for that time."""

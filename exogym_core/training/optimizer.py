@@ -173,6 +173,8 @@ class DiLoCoOptimizer(Optimizer):
         """Take over the first rank's parameters; who joins late gets them, or newer ones, when it does."""
         if self._absence is None:
             site.broadcast(parameters)
+        elif site.between.members_change:
+            return  # they meet when this optimizer is complete
         elif site.between.rank in self._absence.present:
             there = site.between.group(self._absence.present)
             Site(None, there).broadcast(parameters)

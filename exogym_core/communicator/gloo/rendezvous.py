@@ -67,6 +67,7 @@ class Rendezvous:
         device: where the backend takes tensors.
         secret: known to the run's ranks alone: what they tell each other at the rendezvous is signed with it, and
             every connection is tested for who is at its end, since whoever reaches their ports can connect.
+        address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class Rendezvous:
     backend: str = "gloo"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     secret: bytes = field(default=b"", repr=False)
+    address: str = ""
     _store: Store = field(init=False)
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
@@ -115,6 +117,15 @@ class Rendezvous:
             return self._groups(range(self.num_ranks))
 
         return self.tell(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
+
+    @classmethod
+    def among(
+        cls, store: Store, rank: int, num_ranks: int, timeout_seconds: float, secret: bytes, address: str
+    ) -> Rendezvous:
+        """That of ranks which have met elsewhere already, and share this store; `subgroup` connects some of them."""
+        made = cls(rank, num_ranks, timeout_seconds=timeout_seconds, secret=secret, address=address)
+        made._store = store
+        return made
 
     def subgroup(self, ranks: Sequence[int], where: tuple[str, int]) -> ProcessGroups:
         """Process groups of `ranks` (of the run), in which this one is; called by their members alone.
@@ -218,7 +229,7 @@ class Rendezvous:
         self._num_made[tuple(members)] += 1
         store = PrefixStore(f"group {members} {number}", self._store)
         place = members.index(self.rank), len(members)
-        control = dist.ProcessGroupGloo(PrefixStore("gloo", store), *place, timeout=self._timeout)
+        control = self._gloo(PrefixStore("gloo", store), *place)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
         notes = PrefixStore("letters", store)
@@ -229,6 +240,14 @@ class Rendezvous:
         return ProcessGroups(
             dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control, notes
         )
+
+    def _gloo(self, store: Store, place: int, size: int) -> Any:
+        if not self.address or "GLOO_SOCKET_IFNAME" in os.environ:
+            return dist.ProcessGroupGloo(store, place, size, timeout=self._timeout)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
+        return dist.ProcessGroupGloo(store, place, size, options)
 
     def _authenticate(self, wire: Wire, ranks: list[int]) -> None:
         """Show every other member, on the connection to it, that this rank knows the secret."""

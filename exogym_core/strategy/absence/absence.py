@@ -22,6 +22,9 @@ __all__ = ["LOST", "Absence"]
 #: The round of a rank that nobody can be reached from any more: there is nothing left for it to do.
 LOST = 1 << 62
 
+#: The number of the meeting at which real ranks begin, for the first time or after a stop.
+BEFORE_ROUNDS = -1
+
 
 class Absence:
     """Who takes part in rounds, where these go on without ranks that are late or cut off.
@@ -73,10 +76,39 @@ class Absence:
         self._has_begun = True
         late = self.patience.join_at
         if self._comm.rank in late:
-            self._comm.advance(late[self._comm.rank])
+            self._comm.arrive_at(late[self._comm.rank])
+        if self._comm.members_change:
+            self._begin_together()
+        elif self._comm.rank in late:
             self._catch_up(0, 0)
         elif late:
             self._comm.publish(0, _packed(self._outer))
+
+    def _begin_together(self) -> None:
+        """Real ranks may have died and come again: all get the newest state, of each other or of who runs already."""
+
+        def share(peers: Communicator, weights: list[float]) -> Any:
+            source = weights.index(max(weights))
+            mine = (self.number, _packed(self._outer)) if peers.rank == source else None
+            return peers.broadcast_object(mine, src=source)
+
+        present, state = self._comm.among_present(
+            share,
+            self.patience.waiting_seconds,
+            self.patience.averaging_seconds,
+            weight=1.0 + self.number,
+            number=BEFORE_ROUNDS,
+            awaited=self.present,
+        )
+        if state is None:
+            self._catch_up(self.number, self.number)
+            self.present = present
+            return
+        if state[0] != self.number or self.number == 0:
+            self.number, tensors = state
+            _unpack(self._outer, tensors)
+        self.present = present
+        self._comm.publish(self.number, _packed(self._outer))
 
     def round(self) -> None:
         """End a round: take the outer step with those who come in time, or catch up with them."""
@@ -130,6 +162,8 @@ class Absence:
         """Go on from there."""
         self.number, self.present = state["number"], list(state["present"])
         self._has_begun, self._news = state["has_begun"], dict(state["news"])
+        if self._comm.members_change:  # those who are there now need not be those of then
+            self._has_begun = False
 
 
 def _packed(outer: OuterStep) -> list[Tensor]:

@@ -1,0 +1,51 @@
+"""`netgym rendezvous`: where sites that may die and come again meet."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from exogym_core.frames import parse_address
+from exogym_core.names import visible_text
+from exogym_core.ranks.rendezvous import Meeting
+from exogym_core.secret import shared_secret
+
+__all__ = ["rendezvous"]
+
+
+@click.command()
+@click.option(
+    "--sites", metavar="N", type=click.IntRange(1, 4096), required=True, help="How many there can be."
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:29400",
+    show_default=True,
+    help="The address of this machine that the other sites reach: it listens nowhere else.",
+)
+@click.option(
+    "--silent",
+    metavar="SECONDS",
+    type=click.FloatRange(1.0),
+    default=10.0,
+    show_default=True,
+    help="A site that has not been heard of for so long is lost.",
+)
+def rendezvous(sites: int, listen: str, silent: float) -> None:
+    """Let sites meet that may die, hang, come late and come again; it outlives them and holds no model.
+
+    A site is a process, or a torchrun group, started with NETGYM_RENDEZVOUS=HOST:PORT and the same secret; see
+    docs/several-machines.md. Ended and started again, it finds its sites again.
+    """
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        click.echo(f"{time.monotonic() - began:8.1f} s  {visible_text(line)}")
+
+    meeting = Meeting(sites, parse_address(listen, "--listen"), shared_secret(), silent, say)
+    host, port = meeting.address
+    told = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    say(f"listening for {sites} sites; start each with NETGYM_RENDEZVOUS={told}")
+    meeting.serve()

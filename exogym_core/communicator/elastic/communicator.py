@@ -1,0 +1,387 @@
+"""A site's communicator: rounds over real sockets, among the sites that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hmac
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from exogym_core.communicator.elastic.link import SiteLink
+from exogym_core.communicator.elastic.store import LinkStore
+from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
+from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
+from exogym_core.frames import parse_address
+from exogym_core.plain import packed, unpacked
+from exogym_core.secret import shared_secret
+from netsim.files.errors import DeadlockError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.base import Communicator
+
+__all__ = ["RENDEZVOUS", "SITE", "SiteCommunicator", "is_at_rendezvous"]
+
+T = TypeVar("T")
+
+RENDEZVOUS, SITE = "NETGYM_RENDEZVOUS", "NETGYM_SITE"
+"""Variables: where the rendezvous is, as host:port; and which site this process is (else the rendezvous says)."""
+
+_CONNECTING_SECONDS = 20.0  # until all members of a group have connected to each other
+_PART_BYTES = 32 << 20  # of a state, at once: each part has its own time-out
+_PART_SECONDS = 120.0
+_BROKEN = (ConnectionLostError, DeadlockError)
+
+
+def is_at_rendezvous() -> bool:
+    """Whether this process is a site that meets others at a rendezvous."""
+    return bool(os.environ.get(RENDEZVOUS))
+
+
+class _Hurried:
+    """One of torch's process groups, whose calls give up when an attempt's time is over."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.deadline = math.inf
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "shutdown" and self.deadline < math.inf:
+            left = max(self.deadline - time.monotonic(), 0.01)
+            self._group._set_default_timeout(datetime.timedelta(seconds=left))
+        return getattr(self._group, name)
+
+
+class SiteCommunicator(GlooCommunicator):
+    """What connects a site to the others, who come and go: its rank is the number of the site.
+
+    There are no collectives of all sites, as nobody knows who will be there: `among_present` does what is to be done
+    together. torch's process groups carry it, and are made anew when members change.
+
+    Use it as a context manager: a site that leaves by an exception is lost to the others, else it stays until
+    nobody needs what it has.
+
+    Args:
+        link: to the rendezvous.
+        secret: known to the run's processes; members of groups test each other with it.
+        on_mark: receives what is marked.
+    """
+
+    can_leave_behind = True
+    members_change = True
+
+    def __init__(
+        self, link: SiteLink, secret: bytes, on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None
+    ) -> None:
+        assert link.site is not None
+        self._link, self._secret = link, secret
+        link.on_push = self._pushed
+        alone = Rendezvous(link.site, link.num_sites)
+        state = GlooRank(alone, on_mark)
+        nobody = ProcessGroups(None, None, None)
+        super().__init__(state, GroupCalls(state, nobody, range(link.num_sites), link.site), link.site)
+        self._group: tuple[str, GlooCommunicator | None, list[_Hurried], GroupCalls | None] = (
+            "",
+            None,
+            [],
+            None,
+        )
+        self._num_meetings = 0
+        self._patience_seconds = 0.0
+        self._published: tuple[int, list[Tensor]] | None = None
+        self._lock = threading.Lock()
+        self._store = LinkStore(link, _CONNECTING_SECONDS)
+        self._set_clock()
+
+    @classmethod
+    def from_environment(  # type: ignore[override]
+        cls,
+        *,
+        on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
+        patience_seconds: float = 600.0,
+    ) -> SiteCommunicator:
+        """That of the site which NETGYM_RENDEZVOUS and NETGYM_SITE tell of.
+
+        Raises:
+            InputError: a variable is missing or wrong, or the secrets differ.
+            RankError: there is no rendezvous for `patience_seconds`.
+        """
+        address = os.environ.get(RENDEZVOUS, "")
+        site = os.environ.get(SITE, "")
+        if site and not site.isdecimal():
+            raise InputError(f"environment: {SITE}={site!r} is no number of a site: write 0, 1, ...")
+        secret = shared_secret()
+        where = parse_address(address, f"environment: {RENDEZVOUS}")
+        link = SiteLink(where, secret, int(site) if site else None, patience_seconds=patience_seconds)
+        return cls(link, secret, on_mark)
+
+    def __enter__(self) -> Self:
+        return self
+
+    @property
+    def link(self) -> SiteLink:
+        """The way to the rendezvous."""
+        return self._link
+
+    # --- who comes in time ----------------------------------------------------------------------------------
+
+    def among_present(
+        self,
+        work: Callable[[Communicator, list[float]], T],
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+        number: int | None = None,
+        awaited: Sequence[int] | None = None,
+    ) -> tuple[list[int], T | None]:
+        self._check_present(seconds, averaging_seconds, weight)
+        self._check_on_clock("among_present")
+        self._patience_seconds = seconds
+        number = self._num_meetings if number is None else number
+        self._num_meetings = number + 1
+        wanted = None if awaited is None else list(awaited)
+        told = self._link.ask(
+            "join",
+            number=number,
+            seconds=seconds,
+            averaging_seconds=averaging_seconds,
+            weight=weight,
+            awaited=wanted,
+        )
+        weights = dict(told["present"])
+        members = sorted(weights)
+        while self.rank in members:
+            result, is_through = self._attempt(told, members, [weights[site] for site in members], work)
+            told = self._link.ask(
+                "confirm",
+                number=number,
+                attempt=told["attempt"],
+                group=told["group"],
+                members=members,
+                seconds=averaging_seconds,
+                is_through=is_through,
+            )
+            members = sorted(told["left"])
+            if not members:
+                raise InputError(
+                    f"rank {self.rank}, among_present: not through in {averaging_seconds:g} s; give it more time"
+                )
+            if "attempt" not in told and self.rank in members:
+                self._set_clock()
+                return members, result
+        return members, None
+
+    def _attempt(
+        self,
+        told: Mapping[str, Any],
+        members: list[int],
+        weights: list[float],
+        work: Callable[[Communicator, list[float]], T],
+    ) -> tuple[T | None, bool]:
+        """What `work` returned, and whether this site is through with it."""
+        try:
+            peers = self._peers(told["group"], members, told["seconds"])
+            return work(peers, weights), True
+        except _BROKEN:
+            self._leave_group()
+            return None, False
+
+    def _peers(self, group: str, members: list[int], seconds: float) -> GlooCommunicator:
+        """The communicator of this group; the one that there is where members have not changed."""
+        known, peers, hurried, _ = self._group
+        if known != group or peers is None:
+            self._leave_group()
+            groups = self._connected(group, members, min(seconds, _CONNECTING_SECONDS))
+            hurried = [] if groups.control is None else [_Hurried(groups.control)]
+            if hurried:
+                groups = ProcessGroups(hurried[0], hurried[0], groups.store)
+            calls = GroupCalls(self._state, groups, members, members.index(self.rank))
+            peers = GlooCommunicator(self._state, calls, members.index(self.rank))
+            self._group = (group, peers, hurried, calls)
+        for each in hurried:
+            each.deadline = time.monotonic() + seconds
+        return peers
+
+    def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
+        """Process groups of these sites.
+
+        Raises:
+            ConnectionLostError, DeadlockError: not all of them could be reached in time.
+        """
+        store = PrefixStore(f"{group}/{self._link.lane}", self._store)
+        secret = hmac.digest(self._secret, group.encode(), "sha256")
+        among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self._link.address)
+        where = (__file__, 0)
+        try:
+            return among.subgroup(members, where)
+        except RuntimeError as error:
+            if isinstance(error, _BROKEN):
+                raise
+            raise ConnectionLostError(str(error).partition("\n")[0], self.rank) from None
+
+    def _leave_group(self) -> None:
+        """Close the connections of the last group, so that its other members do not wait for this one."""
+        _, _, _, calls = self._group
+        self._group = ("", None, [], None)
+        if calls is not None:
+            if calls in self._state.groups:
+                self._state.groups.remove(calls)
+            calls.close()
+        self._state.in_flight.clear()
+        self._state.futures.clear()
+
+    # --- states ---------------------------------------------------------------------------------------------
+
+    def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
+        with self._lock:
+            self._published = (number, [tensor.detach().cpu().clone() for tensor in tensors])
+        self._link.remember(newest=number, has_begun=True)
+        self._link.tell("publish", number=number)
+
+    def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
+        self._check_on_clock("fetch")
+        without: list[int] = []
+        while True:
+            told = self._link.ask("fetch", at_least=at_least, without=without)
+            if told["number"] is None:
+                # All others are gone: the run goes on from what this site has, unless they were through with it.
+                return None if told["ended"] else self._published
+            try:
+                number, tensors = self._download(told["group"], int(told["holder"]))
+            except _BROKEN:
+                without.append(int(told["holder"]))
+                continue
+            self._link.remember(has_begun=True)
+            self._link.tell("fetched", number=number)
+            self._set_clock()
+            num_bytes = sum(tensor.nbytes for tensor in tensors)
+            self.traffic.bytes_sent += num_bytes
+            self.traffic.payload_bytes += num_bytes
+            return number, tensors
+
+    def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:
+        groups = self._connected(group, sorted([holder, self.rank]), _CONNECTING_SECONDS)
+        try:
+            payload = _moved(groups, holder, self.rank, None)
+        finally:
+            groups.control.shutdown()
+        number, tensors = unpacked(payload)
+        return number, tensors
+
+    def _pushed(self, message: Mapping[str, Any]) -> None:
+        if message["push"] == "serve":
+            serve = threading.Thread(target=self._serve, args=(message,), name="state", daemon=True)
+            serve.start()
+
+    def _serve(self, message: Mapping[str, Any]) -> None:
+        """Send what was published last to a site; if it fails, that one asks again."""
+        with contextlib.suppress(RuntimeError):
+            groups = self._connected(
+                message["group"], sorted([self.rank, int(message["to"])]), _CONNECTING_SECONDS
+            )
+            try:
+                with self._lock:
+                    assert self._published is not None
+                    payload = packed(self._published)
+                _moved(groups, self.rank, int(message["to"]), payload)
+            finally:
+                groups.control.shutdown()
+
+    # --- the clock and the end ------------------------------------------------------------------------------
+
+    def _set_clock(self) -> None:
+        """All sites count seconds from when the run began."""
+        elapsed = self._link.ask("clock", elapsed=None)["elapsed"]
+        self._has_begun = elapsed is not None
+        if elapsed is not None:
+            self._state.start_seconds = time.monotonic() - float(elapsed)
+            self._link.remember(elapsed=elapsed)
+
+    def arrive_at(self, seconds: float) -> None:
+        while not self._has_begun or self.now() < seconds:
+            time.sleep(0.05 if not self._has_begun else min(max(seconds - self.now(), 0.01), 0.2))
+            if not self._has_begun:
+                self._set_clock()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self._link.ask("clock", elapsed=saved.get("seconds", 0.0))
+        self._set_clock()
+
+    def finish(self) -> None:
+        """This site is through: stay while somebody is on the way who needs its state."""
+        self._link.send_rows()
+        self._link.ask("end", seconds=self._patience_seconds)
+
+    def close(self) -> None:
+        """Leave; no communicator of this site works afterwards."""
+        self._leave_group()
+        super().close()
+        self._link.close()
+
+    # --- what there is not ------------------------------------------------------------------------------------
+
+    def _collective(self, name: str, *arguments: Any, **named: Any) -> NoReturn:
+        raise self._changing(name)
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> NoReturn:
+        raise self._changing("send")
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> NoReturn:
+        raise self._changing("recv")
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> NoReturn:
+        raise self._changing("recv")
+
+    def put(self, tensor: Tensor, dst: int, box: str = "") -> NoReturn:
+        raise self._changing("put")
+
+    def take(self, box: str = "", wait: float = 0.0) -> NoReturn:
+        raise self._changing("take")
+
+    def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> NoReturn:
+        raise self._changing("group")
+
+    def _changing(self, call: str) -> InputError:
+        return InputError(
+            f"rank {self.rank}, {call}: sites that meet at a rendezvous come and go, and what waits for all of them "
+            "would wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
+        )
+
+    def _check_on_clock(self, call: str) -> None:
+        if self._state.off_clock:
+            raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
+
+
+def _moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None) -> bytes:
+    """Bytes from one of two sites to the other; `payload` is the sender's."""
+    control, place = groups.control, int(sender > receiver)
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = place
+    try:
+        control._set_default_timeout(datetime.timedelta(seconds=_PART_SECONDS))
+        size = torch.tensor([0 if payload is None else len(payload)])
+        control.broadcast([size], options).wait()
+        whole = (
+            torch.empty(int(size), dtype=torch.uint8)
+            if payload is None
+            else torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        )
+        for part in torch.split(whole, _PART_BYTES):
+            control.broadcast([part], options).wait()
+    except RuntimeError as error:
+        raise ConnectionLostError(
+            f"a state was cut off: {str(error).partition(chr(10))[0]}", receiver
+        ) from None
+    return whole.numpy().tobytes() if payload is None else payload

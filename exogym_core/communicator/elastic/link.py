@@ -1,0 +1,276 @@
+"""One process's way to the rendezvous of its run: questions, signs of life, rows; and back to it when it was away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
+from exogym_core.names import visible
+from netsim.files.errors import InputError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["SiteLink"]
+
+_SECONDS_BETWEEN_PULSES = 0.5
+_SECONDS_BETWEEN_ROWS = 0.1
+_SECONDS_BETWEEN_TRIES = 0.5
+
+
+class _Question:
+    """A message that waits for its answer."""
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self.message = message
+        self.answered = threading.Event()
+        self.answer: Mapping[str, Any] = {}
+
+
+class SiteLink:
+    """A connection that is made again when it is lost; what was asked and not answered is asked again.
+
+    Args:
+        address: where the rendezvous listens.
+        secret: known to the run's processes.
+        site: this process's; None: the rendezvous says which.
+        lane: its place among the processes of its site.
+        patience_seconds: how long the rendezvous may be away, or not be there yet.
+
+    Attributes:
+        on_push: called in the link's thread with what the rendezvous asks of this process.
+        site, num_sites: as agreed.
+        pulses: of all sites, as last heard: step, round, place, where, is_there, has_ended, silent.
+        where: what people call this process.
+
+    Raises:
+        InputError: the secrets differ, or the rendezvous has no room for this site.
+        RankError: there is no rendezvous.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: bytes,
+        site: int | None,
+        *,
+        lane: int = 0,
+        patience_seconds: float = 600.0,
+    ) -> None:
+        self._address, self._secret = address, secret
+        self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
+        self.site, self.lane, self.num_sites = site, lane, 0
+        self._patience_seconds = patience_seconds
+        self.session = secrets.token_hex(8)
+        self.where = f"{socket.gethostname()}, process {os.getpid()}"
+        self.pulses: Mapping[str, Mapping[str, Any]] = {}
+        self._remembered: dict[str, Any] = {}  # what a rendezvous that has forgotten it must be told
+        self._questions: dict[int, _Question] = {}
+        self._num_questions = 0
+        self._pulse: dict[str, Any] = {}
+        self._delay = 0.0
+        self._rows: list[str] = []  # this process's own
+        self._num_rows_sent = 0
+        self._on_row: Callable[[int, Mapping[str, Any]], None] | None = None
+        self._num_seen: Counter[str] = Counter()  # rows of each session
+        self._lock = threading.RLock()
+        self._ended, self._is_up = threading.Event(), threading.Event()
+        self._failure: Exception | None = None
+        self._frames = self._connected(time.monotonic() + patience_seconds)
+        self._is_up.set()
+        for run, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """This machine's address on the network of the rendezvous."""
+        return self._frames.address
+
+    # --- asking and telling ---------------------------------------------------------------------------------
+
+    def ask(self, what: str, limit: float | None = None, **about: Any) -> Mapping[str, Any]:
+        """A question, and its answer; while the rendezvous is away it waits for it.
+
+        Raises:
+            RankError: the rendezvous stays away.
+            TimeoutError: no answer within `limit` seconds.
+        """
+        with self._lock:
+            self._num_questions += 1
+            number = self._num_questions
+            question = _Question({"say": what, "id": number, **about})
+            self._questions[number] = question
+        self._send(question.message)
+        try:
+            # Woken now and then, so that Ctrl-C is heard everywhere.
+            deadline = math.inf if limit is None else time.monotonic() + limit
+            while not question.answered.wait(min(0.2, max(deadline - time.monotonic(), 0.0))):
+                if self._failure is not None:
+                    raise self._failure
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{what}: no answer within {limit:g} s")
+        finally:
+            with self._lock:
+                self._questions.pop(number, None)
+        return question.answer
+
+    def tell(self, what: str, **about: Any) -> None:
+        """Something that has no answer; while the rendezvous is away it is lost, but for what is remembered."""
+        self._send({"say": what, **about})
+
+    def remember(self, **about: Any) -> None:
+        """What a rendezvous that was started again is told first."""
+        with self._lock:
+            self._remembered |= about
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(FramesEndedError):
+            self._frames.send(message)
+
+    # --- rows and pulses ------------------------------------------------------------------------------------
+
+    def mark(self, row: Mapping[str, Any]) -> None:
+        """Tell all who watch of a row; returns at once."""
+        with self._lock:
+            text = {"site": self.site, "session": self.session, "number": len(self._rows), "row": row}
+            self._rows.append(json.dumps(text))
+            self._pulse |= {name: row[name] for name in ("step", "round") if name in row}
+
+    def watch(self, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
+        """Have `on_row(site, row)` called, in the link's thread, for every row of the run from its start."""
+        self._on_row = on_row
+        self.tell("watch")
+
+    def say_place(self, place: str) -> None:
+        """Where in its code this process is."""
+        self._pulse["place"] = place
+
+    def send_rows(self) -> None:
+        """Send the rows that have not been sent."""
+        with self._lock:
+            first, rows = self._num_rows_sent, self._rows[self._num_rows_sent :]
+            self._num_rows_sent = len(self._rows)
+        for start in range(0, len(rows), 500):
+            self.tell("rows", first=first + start, rows=rows[start : start + 500])
+
+    def _keep_telling(self) -> None:
+        last = 0.0
+        while not self._ended.wait(_SECONDS_BETWEEN_ROWS):
+            if not self._is_up.is_set():
+                continue
+            self.send_rows()
+            if self.lane == 0 and time.monotonic() >= last + _SECONDS_BETWEEN_PULSES:
+                last = time.monotonic()
+                with contextlib.suppress(TimeoutError, RankError, InputError):
+                    pulse = {**self._pulse, "delay": round(self._delay, 4)}
+                    answer = self.ask("pulse", 2.0, pulse=pulse)
+                    self.pulses, self._delay = answer["pulses"], time.monotonic() - last
+
+    # --- the connection -------------------------------------------------------------------------------------
+
+    def _connected(self, until: float) -> Frames:
+        """A connection at which this process is known.
+
+        Raises:
+            InputError: refused.
+            RankError: nobody is there until then.
+        """
+        host, port = self._address
+        is_told = False
+        while True:
+            try:
+                frames = Frames.connect(self._address, self._secret)
+                with self._lock:
+                    hello = {
+                        "session": self.session,
+                        "site": self.site,
+                        "lane": self.lane,
+                        "where": self.where,
+                    }
+                    frames.send({**hello, **self._remembered})
+                welcome = frames.receive()
+                break
+            except RefusedPeerError as error:
+                raise InputError(
+                    f"rendezvous {visible(host)}:{port}: {error}; give it and all sites the same NETGYM_SECRET, or the "
+                    "file of NETGYM_SECRET_FILE"
+                ) from None
+            except (OSError, FramesEndedError) as error:
+                if time.monotonic() >= until or self._ended.is_set():
+                    raise RankError(
+                        f"rendezvous {visible(host)}:{port}: cannot be reached ({visible(error, 200)}): start it there "
+                        "with netgym rendezvous, and see that no firewall is between",
+                        self.site or 0,
+                    ) from None
+                if not is_told:
+                    is_told = True
+                    print(
+                        f"rendezvous {visible(host)}:{port}: not there ({visible(error, 200)}); trying again",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                self._ended.wait(_SECONDS_BETWEEN_TRIES)
+        if "refused" in welcome:
+            frames.close()
+            raise InputError(f"rendezvous {visible(host)}:{port}: {visible(welcome['refused'], 300)}")
+        self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
+        self._num_rows_sent = int(welcome["num_rows"])
+        return frames
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                while True:
+                    self._take(self._frames.receive())
+            except FramesEndedError:
+                pass
+            self._frames.close()
+            if self._ended.is_set():
+                return
+            self._is_up.clear()
+            try:
+                self._frames = self._connected(time.monotonic() + self._patience_seconds)
+            except Exception as error:
+                self._failure = error
+                return
+            self._is_up.set()
+            with self._lock:
+                pending = sorted(self._questions.items())
+            for _, question in pending:
+                self._send(question.message)
+            if self._on_row is not None:
+                self.tell("watch")
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "id" in message:
+            with self._lock:
+                question = self._questions.get(message["id"])
+            if question is not None:
+                question.answer = message
+                question.answered.set()
+        elif message["push"] == "rows":
+            self._take_rows(message["rows"])
+        else:
+            self.on_push(message)
+
+    def _take_rows(self, rows: list[str]) -> None:
+        for text in rows:
+            known = json.loads(text)
+            if known["number"] >= self._num_seen[known["session"]] and self._on_row is not None:
+                self._num_seen[known["session"]] = known["number"] + 1
+                self._on_row(known["site"], known["row"])
+
+    def close(self) -> None:
+        """Leave, without a word."""
+        self._ended.set()
+        self._frames.close()

@@ -1,0 +1,355 @@
+"""The process at which sites meet: it outlives any of them, holds no tensors and needs no torch.
+
+    Meeting(num_sites=4, address=("10.0.0.1", 29400), secret=secret).serve()
+
+Sites connect to one port, with the run's secret, and keep the connection. Over it they say that they are alive, ask
+who takes part in a round, find each other's addresses for torch's process groups, and tell each other rows. If it is
+ended and started again, sites come back to it and tell it what it must know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Self
+
+from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
+from exogym_core.names import visible
+from exogym_core.ranks.roster import Roster
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["Meeting"]
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+_MOST_GREETED = 64  # connections that have not shown yet that they know the secret
+_MOST_KEYS = 100_000
+_ROWS_AT_ONCE = 500
+
+
+class _Notes:
+    """What torch's process groups ask of a store; answers may have to wait.
+
+    Args:
+        answer: called with (who asked, question, answer).
+    """
+
+    def __init__(self, answer: Callable[[tuple[int, int], int, Mapping[str, Any]], None]) -> None:
+        self._answer = answer
+        self._values: dict[str, str] = {}
+        self._waiting: list[tuple[tuple[int, int], int, str]] = []
+
+    def ask(self, who: tuple[int, int], question: int, asked: Mapping[str, Any]) -> None:
+        """`set`, `get`, `add` or `check` a key, or `delete` it."""
+        what, key = asked["does"], str(asked["key"])
+        if what == "get":
+            self._waiting.append((who, question, key))
+            self._look()
+            return
+        told: dict[str, Any] = {}
+        if what == "set":
+            if len(self._values) >= _MOST_KEYS:
+                raise ValueError("too many notes")
+            self._values[key] = str(asked["value"])
+        elif what == "add":
+            self._values[key] = str(int(self._values.get(key, "0")) + int(asked["value"]))
+            told["value"] = int(self._values[key])
+        elif what == "check":
+            told["value"] = all(each in self._values for each in asked["keys"])
+        else:
+            told["value"] = self._values.pop(key, None) is not None
+        self._answer(who, question, told)
+        self._look()
+
+    def forget(self, group: str) -> None:
+        """The group is no more: its keys go, and who waits for one hears so."""
+        for key in [key for key in self._values if key.startswith(f"{group}/")]:
+            del self._values[key]
+        gone = [each for each in self._waiting if each[2].startswith(f"{group}/")]
+        self._waiting = [each for each in self._waiting if each not in gone]
+        for who, question, _ in gone:
+            self._answer(who, question, {"error": "the group is no more"})
+
+    def forget_asker(self, who: tuple[int, int]) -> None:
+        """Who asked is not there any more."""
+        self._waiting = [each for each in self._waiting if each[0] != who]
+
+    def _look(self) -> None:
+        for each in list(self._waiting):
+            who, question, key = each
+            if key in self._values:
+                self._waiting.remove(each)
+                self._answer(who, question, {"value": self._values[key]})
+
+
+class _RowLog:
+    """All rows of all sites, in the order in which they came, in a file of no name."""
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile()  # noqa: SIM115
+        self._ends = [0]
+        self._num_of: Counter[str] = Counter()  # of each session
+
+    def add(self, session: str, first: int, rows: list[str]) -> None:
+        """Rows of a session, of which the first has that number; those known already are left out."""
+        known = self._num_of[session]
+        for row in rows[max(known - first, 0) :]:
+            data = row.encode()
+            self._file.seek(self._ends[-1])
+            self._file.write(data)
+            self._ends.append(self._ends[-1] + len(data))
+            self._num_of[session] += 1
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def rows(self, start: int, number: int) -> list[str]:
+        """So many from a number on."""
+        stop = min(start + number, len(self))
+        self._file.seek(self._ends[start])
+        return [
+            self._file.read(self._ends[place + 1] - self._ends[place]).decode()
+            for place in range(start, stop)
+        ]
+
+    def num_of(self, session: str) -> int:
+        """How many rows of a session there are."""
+        return self._num_of[session]
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._file.close()
+
+
+class Meeting:
+    """A rendezvous that listens.
+
+    Args:
+        num_sites: how many sites the run has.
+        address: where to listen; port 0 takes one that is free.
+        secret: known to the run's processes.
+        silent_seconds: a site that has not been heard of for so long is lost.
+        say: takes lines for people.
+
+    Attributes:
+        address: where it listens.
+
+    Raises:
+        InputError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        num_sites: int,
+        address: tuple[str, int],
+        secret: bytes,
+        silent_seconds: float = 10.0,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._secret, self._silent_seconds, self._say = secret, silent_seconds, say
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._connections: dict[tuple[int, int], Frames] = {}  # of a site's lanes
+        self._sessions: dict[tuple[int, int], str] = {}
+        self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
+        self._num_greeted = 0
+        self._roster = Roster(num_sites, secrets.token_hex(4), self._send_site, say)
+        self._notes, self._rows = _Notes(self._answer), _RowLog()
+        try:
+            family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server(address, family=family)
+        except OSError as error:
+            raise InputError(
+                f"rendezvous: cannot listen on {visible(address[0])}:{address[1]}: {error.strerror or error}; name an "
+                "address of this machine and a port that is free"
+            ) from None
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, name="rendezvous", daemon=True).start()
+        threading.Thread(target=self._keep_looking, name="rendezvous clock", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
+        self._rows.close()
+
+    def serve(self) -> None:
+        """Until Ctrl-C, or somebody ends it."""
+        with self:
+            self._ended.wait()
+
+    # --- connections ----------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._num_greeted >= _MOST_GREETED:
+                    connection.close()
+                    continue
+                self._num_greeted += 1
+            threading.Thread(target=self._greet, args=(connection, str(peer[0])), daemon=True).start()
+
+    def _greet(self, connection: socket.socket, peer: str) -> None:
+        frames = None
+        try:
+            frames = Frames(connection, self._secret, is_server=True)
+        except RefusedPeerError as error:
+            self._say(f"somebody at {visible(peer, 60)} was refused: {error}")
+        except FramesEndedError:
+            pass
+        finally:
+            with self._lock:
+                self._num_greeted -= 1
+        if frames is not None:
+            self._listen(frames)
+
+    def _listen(self, frames: Frames) -> None:
+        who, session = None, ""
+        try:
+            hello = frames.receive()
+            session = str(hello["session"])
+            who = self._welcome(frames, hello, session)
+            while who is not None:
+                self._take(who, frames.receive())
+        except FramesEndedError:
+            pass
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # somebody of other making
+            self._say(f"a message was not understood ({type(error).__name__}: {visible(error, 200)})")
+        finally:
+            frames.close()
+            with self._lock:
+                if who is not None and self._connections.get(who) is frames:
+                    del self._connections[who]
+                    self._watching.pop(who, None)
+                    self._notes.forget_asker(who)
+                    if who[1] == 0:
+                        self._roster.depart(who[0], session, time.monotonic())
+
+    def _welcome(self, frames: Frames, hello: Mapping[str, Any], session: str) -> tuple[int, int] | None:
+        now, lane = time.monotonic(), int(hello["lane"])
+        with self._lock:
+            try:
+                site = hello["site"]
+                if lane == 0:
+                    site = self._roster.arrive(site, session, hello, now)
+            except ValueError as error:
+                frames.send({"refused": str(error)})
+                return None
+            who = (int(site), lane)
+            earlier = self._connections.pop(who, None)
+            self._connections[who], self._sessions[who] = frames, session
+            frames.send(
+                {
+                    "site": site,
+                    "num_sites": self._roster.num_sites,
+                    "name": self._roster.name,
+                    "num_rows": self._rows.num_of(session),
+                }
+            )
+        if earlier is not None:
+            earlier.close()
+        return who
+
+    # --- what sites say -------------------------------------------------------------------------------------
+
+    def _take(self, who: tuple[int, int], message: Mapping[str, Any]) -> None:
+        now, what, (site, lane) = time.monotonic(), message["say"], who
+        with self._lock:
+            roster = self._roster
+            if lane == 0:
+                roster.sites[site].heard = now
+            if what == "note":
+                self._notes.ask(who, int(message["id"]), message)
+            elif what == "pulse":
+                roster.sites[site].pulse = dict(message["pulse"])
+                self._answer(who, int(message["id"]), {"pulses": self._pulses(now)})
+            elif what == "rows":
+                self._rows.add(self._sessions[who], int(message["first"]), list(message["rows"]))
+                self._tell_rows()
+            elif what == "watch":
+                self._watching[who] = 0
+                self._tell_rows()
+            elif what == "clock":
+                if message.get("elapsed") is not None:
+                    began = now - float(message["elapsed"])
+                    roster.began = began if roster.began is None else min(began, roster.began)
+                self._answer(who, int(message["id"]), {"elapsed": roster.elapsed(now)})
+            elif what == "publish":
+                roster.publish(site, int(message["number"]), now)
+            elif what == "fetched":
+                roster.fetched(site, int(message["number"]), now)
+            elif what == "end":
+                roster.end(site, int(message["id"]), float(message["seconds"]), now)
+            elif what in ("join", "confirm", "fetch"):
+                getattr(roster, what)(site, int(message["id"]), message, now)
+
+    def _pulses(self, now: float) -> dict[str, Any]:
+        return {
+            str(info.site): {
+                **info.pulse,
+                "where": info.where,
+                "is_there": info.is_connected,
+                "has_ended": info.has_ended,
+                "silent": round(now - info.heard, 2),
+            }
+            for info in self._roster.sites.values()
+        }
+
+    def _tell_rows(self) -> None:
+        for who, start in list(self._watching.items()):
+            while start < len(self._rows):
+                rows = self._rows.rows(start, _ROWS_AT_ONCE)
+                start += len(rows)
+                self._watching[who] = start
+                self._send(who, {"push": "rows", "rows": rows})
+
+    # --- what they are told -----------------------------------------------------------------------------------
+
+    def _answer(self, who: tuple[int, int], question: int, told: Mapping[str, Any]) -> None:
+        self._send(who, {"id": question, **told})
+
+    def _send_site(self, site: int, message: Mapping[str, Any]) -> None:
+        """To its first lane; what concerns all of them, to all."""
+        lanes: Iterator[tuple[int, int]] = (who for who in list(self._connections) if who[0] == site)
+        for who in lanes:
+            if who[1] == 0 or "push" in message:
+                self._send(who, message)
+        if message.get("push") == "dissolved":
+            self._notes.forget(str(message["group"]))
+
+    def _send(self, who: tuple[int, int], message: Mapping[str, Any]) -> None:
+        frames = self._connections.get(who)
+        if frames is not None:
+            with contextlib.suppress(FramesEndedError):
+                frames.send(message)
+
+    def _keep_looking(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            now, silent = time.monotonic(), []
+            with self._lock:
+                for site, info in self._roster.sites.items():
+                    if info.is_connected and now > info.heard + self._silent_seconds:
+                        silent += [frames for who, frames in self._connections.items() if who[0] == site]
+                        self._say(f"site {site} has been silent for {self._silent_seconds:g} s: {info.where}")
+                self._roster.look(now)
+            for frames in silent:
+                frames.close()  # its own thread tells that it is lost

@@ -1,0 +1,497 @@
+"""Who is there, who meets for which round, and who has which state: what a rendezvous of sites decides.
+
+It hears of things that happen, each with its time in seconds, and answers by `send`. It knows nothing of sockets,
+threads or clocks, so the same things in the same order give the same decisions. What a meeting means is told by
+`Communicator.among_present`, whose rules are the simulation's; what only real sites do is decided here: a process
+that is gone is not waited for, and attempts at which a connection broke are begun again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["START", "Roster", "SiteInfo"]
+
+START = -1
+"""The number of the meeting before the first round, at which all get the same state."""
+
+# A process whose connection ended may only have lost that: it is gone when it has not come back by then.
+_RETURN_SECONDS = 1.0
+# From the first broken connection of an attempt until it is known who is gone.
+_BREAK_SECONDS = 1.5
+# How long after an attempt's time its members may still say that it failed.
+_ANSWER_SECONDS = 3.0
+_MOST_BREAKS = 3  # attempts of the same members that may break before somebody is left out
+
+
+@dataclass(eq=False)
+class SiteInfo:
+    """What is known of one site.
+
+    Attributes:
+        site: its number.
+        session: names its process.
+        where: host and process, for people.
+        heard: when it last said something.
+        lost: when its connection ended; infinity while it is there.
+        has_begun: whether it has what the others had, and takes part.
+        has_ended: whether it is through with everything.
+        newest: the number of the state that it has published.
+        fetched: the number of the state that it downloaded last.
+        pulse: step, round and place, as it told them.
+    """
+
+    site: int
+    session: str
+    where: str
+    heard: float
+    lost: float = math.inf
+    has_begun: bool = False
+    has_ended: bool = False
+    newest: int = START - 1
+    fetched: int = START - 1
+    pulse: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_gone(self, now: float) -> bool:
+        """Whether it is not expected back."""
+        return self.has_ended or now >= self.lost + _RETURN_SECONDS
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it can be spoken to."""
+        return self.lost == math.inf
+
+
+@dataclass(eq=False)
+class _Round:
+    """Who has come to the meeting of a number; `members` is who was there in time, once that is known."""
+
+    number: int
+    deadline: float
+    seconds: float
+    awaited: frozenset[int] | None
+    come: dict[int, tuple[int, float]] = field(default_factory=dict)  # site -> (question, weight)
+    late: dict[int, int] = field(default_factory=dict)  # site -> question
+    members: tuple[int, ...] = ()
+    sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
+    weights: dict[int, float] = field(default_factory=dict)
+    is_settled: bool = False
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """One attempt of those present to do their work, until it is known who is `left`."""
+
+    number: int
+    attempt: int
+    group: str
+    members: tuple[int, ...]
+    sessions: Mapping[int, str]  # their processes, as far as known
+    seconds: float
+    deadline: float
+    num_breaks: int = 0
+    said: dict[int, tuple[int, bool]] = field(
+        default_factory=dict
+    )  # site -> (question, whether it is through)
+    broke: float = math.inf
+    left: tuple[int, ...] | None = None
+    next_group: str = ""
+
+
+@dataclass(eq=False)
+class _Wanted:
+    site: int
+    question: int
+    at_least: int
+    without: frozenset[int]
+
+
+class Roster:
+    """Decides who takes part.
+
+    Args:
+        num_sites: how many there can be; they are numbered from 0.
+        name: of this rendezvous' life; names of groups begin with it, so that none comes twice.
+        send: called with (site, message) for answers, `{"id": question, ...}`, and requests, `{"push": ...}`.
+        say: called with lines for people.
+    """
+
+    def __init__(
+        self,
+        num_sites: int,
+        name: str,
+        send: Callable[[int, Mapping[str, Any]], None],
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.num_sites, self.name = num_sites, name
+        self._send, self._say = send, say
+        self.sites: dict[int, SiteInfo] = {}
+        self.newest = START - 1
+        self.began: float | None = None  # when the first round did
+        self._rounds: dict[int, _Round] = {}
+        self._attempts: dict[tuple[int, int, str], _Attempt] = {}  # by number, attempt and group
+        self._downloads: list[_Wanted] = []
+        self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
+        self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
+        self._num_groups = 0
+        self._present: tuple[int, ...] = ()
+
+    # --- coming and going -----------------------------------------------------------------------------------
+
+    def arrive(self, site: int | None, session: str, hello: Mapping[str, Any], now: float) -> int:
+        """A process comes, or comes back; returns the number of its site.
+
+        Args:
+            site: the one that it is; None: the lowest that is free.
+            session: names the process.
+            hello: `where`, and of one that was here before `has_begun`, `newest` and `elapsed`.
+            now: the time.
+
+        Raises:
+            ValueError: there is no room, or another process is that site; the text says so.
+        """
+        taken = {
+            number for number, info in self.sites.items() if info.is_connected and info.session != session
+        }
+        if site is None:
+            mine = [number for number, info in self.sites.items() if info.session == session]
+            free = [number for number in range(self.num_sites) if number not in taken]
+            if not free:
+                raise ValueError(f"all {self.num_sites} sites are there already")
+            site = (mine or free)[0]
+        if not 0 <= site < self.num_sites:
+            raise ValueError(f"there is no site {site}: they are numbered 0 to {self.num_sites - 1}")
+        if site in taken:
+            raise ValueError(f"site {site} is there already: {self.sites[site].where}")
+        known = self.sites.get(site)
+        if known is None or known.session != session:
+            if known is not None:
+                self._forget(known.site)
+            known = self.sites[site] = SiteInfo(site, session, str(hello.get("where", "")), now)
+            self._say(f"site {site} has come: {known.where}")
+        else:
+            self._say(f"site {site} is back: {known.where}")
+        known.heard, known.lost = now, math.inf
+        known.has_begun = known.has_begun or bool(hello.get("has_begun"))
+        known.newest = max(known.newest, int(hello.get("newest", START - 1)))
+        self.newest = max(self.newest, known.newest)
+        if hello.get("elapsed") is not None:
+            began = now - float(hello["elapsed"])
+            self.began = began if self.began is None else min(self.began, began)
+        return site
+
+    def _forget(self, site: int) -> None:
+        """What an earlier process of this site has asked is not asked any more."""
+        self._downloads = [each for each in self._downloads if each.site != site]
+        self._leaving.pop(site, None)
+        for each in self._rounds.values():
+            each.late.pop(site, None)
+            if not each.is_settled:
+                each.come.pop(site, None)
+
+    def depart(self, site: int, session: str, now: float) -> None:
+        """The connection of a process has ended."""
+        info = self.sites.get(site)
+        if info is not None and info.session == session and info.is_connected:
+            info.lost = now
+            if not info.has_ended:
+                self._say(f"site {site} is lost: {info.where}{_told(info)}")
+        self.look(now)
+
+    def end(self, site: int, question: int, seconds: float, now: float) -> None:
+        """A site is through; it is let go when nobody needs what it has, after `seconds` at the latest."""
+        self.sites[site].has_ended = True
+        self._leaving[site] = (question, now + seconds)
+        self._say(f"site {site} is through{_told(self.sites[site])}")
+        self.look(now)
+
+    def elapsed(self, now: float) -> float | None:
+        """Seconds since the run began; None before."""
+        return None if self.began is None else now - self.began
+
+    # --- rounds ----------------------------------------------------------------------------------------------
+
+    def join(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """Come to the meeting of a number: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`."""
+        number = int(asked["number"])
+        self._forget(site)
+        if self._is_late(site, number, now):
+            self._tell_late(site, question, self._present)
+            return
+        meeting = self._rounds.get(number)
+        if meeting is None:
+            for passed in [each for each in self._rounds if each < number and not self._rounds[each].late]:
+                del self._rounds[passed]
+            awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
+            deadline = now + float(asked["seconds"])
+            meeting = self._rounds[number] = _Round(
+                number, deadline, float(asked["averaging_seconds"]), awaited
+            )
+        if meeting.is_settled:
+            meeting.late[site] = question
+        else:
+            meeting.come[site] = (question, float(asked["weight"]))
+        self.look(now)
+
+    def _is_late(self, site: int, number: int, now: float) -> bool:
+        if number != START:
+            return self.newest > number
+        others = [info for info in self.sites.values() if info.site != site and not info.is_gone(now)]
+        if any(info.has_begun for info in others):
+            return True
+        if self._rounds.get(START) is None or not others:  # nobody has a state any more: begin anew
+            self.newest, self._present = START - 1, ()
+            self._rounds.clear()
+            self._attempts.clear()
+        return False
+
+    def _tell_late(self, site: int, question: int, members: Sequence[int]) -> None:
+        present = [
+            [member, 1.0] for member in members if member != site
+        ]  # an earlier process of it may be one
+        self._send(site, {"id": question, "present": present, "group": ""})
+
+    def _look_at_round(self, meeting: _Round, now: float) -> None:
+        if meeting.is_settled:
+            if meeting.late and self.newest > meeting.number:
+                for site, question in meeting.late.items():
+                    self._tell_late(site, question, meeting.members)
+                meeting.late.clear()
+            elif meeting.late and all(self._is_lost(meeting, member, now) for member in meeting.members):
+                # Nobody has what came of it: who was late meets again.
+                meeting.is_settled, meeting.members = False, ()
+                meeting.come = {site: (question, 1.0) for site, question in meeting.late.items()}
+                meeting.late, meeting.awaited = {}, frozenset()
+            if meeting.is_settled:
+                return
+        there = [site for site in meeting.come if not self._is_gone(site, now)]
+        if there and (now >= meeting.deadline or self._awaited(meeting, now) <= set(meeting.come)):
+            self._settle(meeting, tuple(sorted(there)), now)
+
+    def _awaited(self, meeting: _Round, now: float) -> set[int]:
+        wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
+        awaited = {site for site in wanted if site not in self.sites or not self._is_gone(site, now)}
+        if meeting.number == START:
+            return awaited
+        awaited = {site for site in awaited if site not in self.sites or self.sites[site].has_begun}
+        back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
+        return awaited | {site for site in back if not self._is_gone(site, now)}
+
+    def _settle(self, meeting: _Round, members: tuple[int, ...], now: float) -> None:
+        meeting.is_settled, meeting.members = True, members
+        meeting.sessions = {site: self.sites[site].session for site in members}
+        meeting.weights = {site: weight for site, (_, weight) in meeting.come.items()}
+        if self.began is None:
+            self.began = now
+        missing = sorted(set(self.sites) - set(members))
+        without = f", without {_names(missing)}" if missing else ""
+        what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
+        self._say(f"{what}: {_names(members)}{without}")
+        attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
+        for site in members:
+            self._tell_present(site, meeting.come[site][0], meeting, attempt)
+
+    def _tell_present(self, site: int, question: int, meeting: _Round, attempt: _Attempt) -> None:
+        present = [[member, meeting.weights.get(member, 1.0)] for member in attempt.members]
+        self._send(
+            site,
+            {
+                "id": question,
+                "present": present,
+                "group": attempt.group,
+                "attempt": attempt.attempt,
+                "seconds": attempt.seconds,
+            },
+        )
+
+    # --- what those present do together -----------------------------------------------------------------------
+
+    def _begin(
+        self, number: int, attempt: int, members: tuple[int, ...], seconds: float, now: float
+    ) -> _Attempt:
+        sessions = tuple((site, self.sites[site].session) for site in members)
+        if sessions != self._standing[0]:
+            self._num_groups += 1
+            self._standing = (sessions, f"{self.name}-{self._num_groups}")
+        made = _Attempt(number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds)
+        for key in [key for key, each in self._attempts.items() if each.number < number]:
+            del self._attempts[key]
+        self._attempts[number, attempt, made.group] = made
+        return made
+
+    def confirm(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """A member has done its work, or failed: `number`, `attempt`, `group`, `members`, `seconds`, `is_through`."""
+        number, nth, group = key = (int(asked["number"]), int(asked["attempt"]), str(asked["group"]))
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            members = tuple(asked["members"])
+            if self.newest > number:  # all were through, though this one has not heard so
+                self._send(site, {"id": question, "left": list(members), "group": group})
+                return
+            # Of an earlier life of this rendezvous: what its members say tells what it knew.
+            seconds = float(asked["seconds"])
+            sessions = {member: self.sites[member].session for member in members if member in self.sites}
+            attempt = _Attempt(number, nth, group, members, sessions, seconds, now + seconds)
+            self._attempts[key] = attempt
+            meeting = _Round(number, now, seconds, frozenset(), sessions=sessions)
+            meeting.is_settled, meeting.members = True, members
+            self._rounds.setdefault(number, meeting)
+        attempt.said[site] = (question, bool(asked["is_through"]))
+        if not asked["is_through"]:
+            attempt.broke = min(attempt.broke, now)
+        self.look(now)
+
+    def _look_at_attempt(self, attempt: _Attempt, now: float) -> None:
+        if attempt.left is None:
+            left = self._left(attempt, now)
+            if left is None:
+                return
+            attempt.left = left
+            if left != attempt.members or any(not through for _, through in attempt.said.values()):
+                self._go_on(attempt, left, now)
+            else:
+                self._present = left
+                for site in left:
+                    if site in self.sites and not self._is_lost(attempt, site, now):
+                        self.sites[site].has_begun = True
+        for site, (question, _) in list(attempt.said.items()):
+            if question:
+                self._tell_left(site, question, attempt)
+                attempt.said[site] = (0, attempt.said[site][1])
+
+    def _tell_left(self, site: int, question: int, attempt: _Attempt) -> None:
+        assert attempt.left is not None
+        told = {"id": question, "left": list(attempt.left), "group": attempt.next_group or attempt.group}
+        following = self._attempts.get((attempt.number, attempt.attempt + 1, attempt.next_group))
+        if following is not None:
+            told |= {"attempt": following.attempt, "seconds": following.seconds}
+        self._send(site, told)
+
+    def _left(self, attempt: _Attempt, now: float) -> tuple[int, ...] | None:
+        """Who is left of an attempt: all where all are through; None while that is not known yet."""
+        members = attempt.members
+        if len(attempt.said) == len(members) and all(through for _, through in attempt.said.values()):
+            return members
+        there = tuple(site for site in members if not self._is_lost(attempt, site, now))
+        if there != members:
+            return there
+        if attempt.broke <= now < attempt.broke + _BREAK_SECONDS:
+            return None  # somebody is gone, perhaps, and it will be known soon
+        if attempt.broke < math.inf and attempt.num_breaks + 1 < _MOST_BREAKS:
+            return members  # all are there: once more
+        if now >= attempt.deadline + _ANSWER_SECONDS or len(attempt.said) == len(members):
+            answering = tuple(site for site in members if site in attempt.said)
+            return answering if answering != members else self._without_weakest(attempt)
+        return None
+
+    def _without_weakest(self, attempt: _Attempt) -> tuple[int, ...]:
+        """All answer, and still they do not come through: without the one whose way here is the slowest."""
+        delays = {site: float(self.sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
+        weakest = max(attempt.members, key=lambda site: (delays[site], site))
+        return tuple(site for site in attempt.members if site != weakest)
+
+    def _go_on(self, attempt: _Attempt, left: tuple[int, ...], now: float) -> None:
+        self._standing = ((), "")
+        self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
+        if not left:
+            return
+        lost = sorted(set(attempt.members) - set(left))
+        told = f"without {_names(lost)}" if lost else "as a connection broke"
+        self._say(f"round {attempt.number + 1}: begins again {told}")
+        following = self._begin(attempt.number, attempt.attempt + 1, left, attempt.seconds, now)
+        following.num_breaks = attempt.num_breaks + 1 if left == attempt.members else 0
+        attempt.next_group = following.group
+        meeting = self._rounds.get(attempt.number)
+        if meeting is not None:
+            meeting.members = left
+
+    def _send_all(self, sites: Sequence[int], message: Mapping[str, Any]) -> None:
+        for site in sites:
+            if site in self.sites and self.sites[site].is_connected:
+                self._send(site, message)
+
+    # --- states ------------------------------------------------------------------------------------------------
+
+    def publish(self, site: int, number: int, now: float) -> None:
+        """A site has the state of that number."""
+        info = self.sites[site]
+        info.newest, info.has_begun = number, True
+        self.newest = max(self.newest, number)
+        self.look(now)
+
+    def fetch(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """A site wants the newest state: `at_least` this number, `without` the help of these sites."""
+        self._downloads.append(_Wanted(site, question, int(asked["at_least"]), frozenset(asked["without"])))
+        self.look(now)
+
+    def fetched(self, site: int, number: int, now: float) -> None:
+        """A site has that state now."""
+        self.sites[site].fetched, self.sites[site].has_begun = number, True
+        self.look(now)
+
+    def _look_at_download(self, wanted: _Wanted, now: float) -> bool:
+        """Whether it could be answered."""
+        others = [info for site, info in self.sites.items() if site != wanted.site]
+        if self.newest >= wanted.at_least:
+            holders = [info for info in others if info.is_connected and info.newest == self.newest]
+            holders = [info for info in holders if info.site not in wanted.without] or holders
+            if holders:
+                self._num_groups += 1
+                group, holder = f"{self.name}-{self._num_groups}", min(holders, key=lambda info: info.heard)
+                found = {"number": self.newest, "holder": holder.site, "group": group}
+                self._send(holder.site, {"push": "serve", "to": wanted.site, **found})
+                self._send(wanted.site, {"id": wanted.question, **found})
+                return True
+        waiting = {each.site for each in self._downloads}
+        hopeful = [info for info in others if not info.is_gone(now) and info.site not in waiting]
+        if hopeful:
+            return False
+        ended = any(info.has_ended for info in others)
+        self._send(wanted.site, {"id": wanted.question, "number": None, "ended": ended})
+        return True
+
+    # --- whenever something has happened -------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """See what can be decided now; also called as time passes."""
+        for attempt in list(self._attempts.values()):
+            self._look_at_attempt(attempt, now)
+        for meeting in list(self._rounds.values()):
+            self._look_at_round(meeting, now)
+        for wanted in list(self._downloads):
+            if self._look_at_download(wanted, now) and wanted in self._downloads:
+                self._downloads.remove(wanted)
+        for site, (question, until) in list(self._leaving.items()):
+            if now >= until or not self._is_needed(site, now):
+                del self._leaving[site]
+                self._send(site, {"id": question})
+
+    def _is_needed(self, site: int, now: float) -> bool:
+        """Whether somebody is still on the way for whom this site alone keeps the newest state."""
+        others = [info for info in self.sites.values() if info.site != site and not info.is_gone(now)]
+        behind = [info for info in others if max(info.newest, info.fetched) < self.newest]
+        return self.sites[site].newest == self.newest and bool(behind)
+
+    def _is_gone(self, site: int, now: float) -> bool:
+        return site in self.sites and self.sites[site].is_gone(now)
+
+    def _is_lost(self, what: _Round | _Attempt, site: int, now: float) -> bool:
+        """Whether the process that was a member of this is no more, though another may be that site."""
+        if site not in self.sites:
+            return False
+        session = self.sites[site].session
+        return self._is_gone(site, now) or what.sessions.get(site, session) != session
+
+
+def _names(sites: Sequence[int]) -> str:
+    return ("site " if len(sites) == 1 else "sites ") + ", ".join(map(str, sites))
+
+
+def _told(info: SiteInfo) -> str:
+    step = info.pulse.get("step")
+    return "" if not step else f", after step {step}"

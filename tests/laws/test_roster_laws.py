@@ -1,0 +1,142 @@
+"""Sites that come, die and come again in any order: who is through with a round agrees on who was there."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exogym_core.ranks.roster import START, Roster
+
+ROUNDS = 4
+
+
+class World:
+    """A rendezvous, and sites that do nothing but meet; time passes in steps."""
+
+    def __init__(self, num_sites: int, seed: int, trouble: float) -> None:
+        self.random, self.trouble, self.now = random.Random(seed), trouble, 0.0
+        self.inbox: dict[int, list[dict[str, Any]]] = {site: [] for site in range(num_sites)}
+        self.roster = Roster(num_sites, "r", lambda site, message: self.inbox[site].append(dict(message)))
+        self.sites = {site: Site(self, site, 0) for site in range(num_sites)}
+        self.results: dict[int, set[tuple[int, ...]]] = {}  # what those who were through say of a round
+
+    def run(self) -> None:
+        for tick in range(6000):
+            self.now += 0.1
+            if all(site.is_over for site in self.sites.values()):
+                return
+            calm = tick > 400  # trouble ends, so that every run can
+            for number in sorted(self.sites, key=lambda _: self.random.random()):
+                site = self.sites[number]
+                if not calm and self.random.random() < self.trouble:
+                    self.disturb(site)
+                elif site.is_up:
+                    site.act()
+            self.roster.look(self.now)
+        raise AssertionError({number: vars(site) for number, site in self.sites.items()})
+
+    def disturb(self, site: Site) -> None:
+        """Kill it, or start it again; or break what its members do together."""
+        if not site.is_up and not site.is_over:
+            self.sites[site.number] = Site(self, site.number, site.life + 1)
+        elif site.is_up and self.random.random() < 0.5:
+            site.is_up = False
+            self.roster.depart(site.number, site.session, self.now)
+        else:
+            site.breaks = True
+
+
+class Site:
+    """A process: begins with the others, then does rounds, and downloads what it has missed."""
+
+    def __init__(self, world: World, number: int, life: int) -> None:
+        self.world, self.number, self.life = world, number, life
+        self.session, self.round, self.question = f"{number}.{life}", START, 0
+        self.is_up, self.is_over, self.breaks = True, False, False
+        self.members: list[int] = []
+        self.awaited: list[int] | None = None
+        world.inbox[number].clear()
+        world.roster.arrive(number, self.session, {}, world.now)
+        self.join()
+
+    def ask(self) -> int:
+        self.question += 1
+        return self.question
+
+    def join(self) -> None:
+        asked = {"number": self.round, "seconds": 3.0, "averaging_seconds": 2.0, "weight": 1.0}
+        roster = self.world.roster
+        roster.join(self.number, self.ask(), {**asked, "awaited": self.awaited}, self.world.now)
+
+    def act(self) -> None:
+        if not self.is_over and self.life and self.question == 0:
+            self.join()
+        for message in list(self.world.inbox[self.number]):
+            self.world.inbox[self.number].remove(message)
+            if message.get("id") == self.question:
+                self.take(message)
+
+    def take(self, told: dict[str, Any]) -> None:
+        roster, now = self.world.roster, self.world.now
+        if "present" in told:
+            self.members = [site for site, _ in told["present"]]
+            self.work(told) if self.number in self.members else self.fetch()
+        elif "left" in told:
+            self.members = list(told["left"])
+            if self.number not in self.members:
+                self.fetch()
+            elif "attempt" in told:
+                self.work(told)
+            else:
+                self.world.results.setdefault(self.round, set()).add(tuple(self.members))
+                self.go_on(self.round + 1)
+        elif "number" in told and told["number"] is None:
+            if told["ended"]:
+                self.end()
+            else:
+                self.join()
+        elif "number" in told:
+            roster.fetched(self.number, told["number"], now)
+            self.round, self.awaited = told["number"], None
+            self.join() if self.round < ROUNDS else self.end()
+        else:
+            self.is_over = True
+
+    def work(self, told: dict[str, Any]) -> None:
+        about = {"attempt": told["attempt"], "group": told["group"], "seconds": 2.0, "members": self.members}
+        is_through, self.breaks = not self.breaks, False
+        about |= {"number": self.round, "is_through": is_through}
+        self.world.roster.confirm(self.number, self.ask(), about, self.world.now)
+
+    def fetch(self) -> None:
+        asked = {"at_least": max(self.round + 1, 0), "without": []}
+        self.world.roster.fetch(self.number, self.ask(), asked, self.world.now)
+
+    def go_on(self, number: int) -> None:
+        self.round, self.awaited = number, list(self.members)
+        self.world.roster.publish(self.number, number, self.world.now)
+        self.join() if number < ROUNDS else self.end()
+
+    def end(self) -> None:
+        self.world.roster.end(self.number, self.ask(), 5.0, self.world.now)
+
+
+@given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from([0.0, 0.02, 0.1]))
+@settings(max_examples=60)
+def test_all_who_are_through_with_a_round_tell_of_the_same_members(
+    num_sites: int, seed: int, trouble: float
+) -> None:
+    """However sites die, come again and break off, nobody waits for ever, and no round has two memberships.
+
+    A round that all who did it have died of is done again, by others: only then there may be a second one.
+    """
+    world = World(num_sites, seed, trouble)
+    world.run()
+    for number, told in world.results.items():
+        lives = sum(site.life for site in world.sites.values())
+        assert len(told) == 1 or lives, (number, told)
+    if not trouble:
+        assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}

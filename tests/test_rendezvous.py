@@ -1,0 +1,322 @@
+"""Sites that meet at a rendezvous over real sockets: each a thread here, with connections of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from exogym_core.communicator import SiteCommunicator, run_ranks
+from exogym_core.communicator.elastic.link import SiteLink
+from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
+from exogym_core.ranks.rendezvous import Meeting
+from exogym_core.training.optimizer import DiLoCoOptimizer
+from netsim.files.errors import InputError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from exogym_core.communicator import Communicator
+
+SECRET = b"known to these tests"
+H, ROUNDS = 5, 6
+ALL, OTHERS = [0, 1, 2], [0, 1]
+
+
+@contextmanager
+def meeting(num_sites: int = 3, **options: Any) -> Iterator[Meeting]:
+    with Meeting(num_sites, ("127.0.0.1", 0), SECRET, **options) as found:
+        yield found
+
+
+def site(at: Meeting, number: int | None, secret: bytes = SECRET) -> SiteCommunicator:
+    return SiteCommunicator(SiteLink(at.address, secret, number, patience_seconds=20), secret)
+
+
+def together(*bodies: Callable[[], Any]) -> list[Any]:
+    """What each returns or raises, all at the same time."""
+    results: list[Any] = [None] * len(bodies)
+
+    def run(place: int) -> None:
+        try:
+            results[place] = bodies[place]()
+        except Exception as error:
+            results[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+# --- the same absences, simulated and for real -------------------------------------------------------------
+
+
+class KilledError(Exception):
+    """This process is no more."""
+
+
+class Gates:
+    """What happens when, by rounds and not by time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._rounds: dict[object, int] = {}
+
+    def tell(self, who: object, number: int) -> None:
+        with self._changed:
+            self._rounds[who] = number
+            self._changed.notify_all()
+
+    def until(self, who: object, number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._rounds.get(who, 0) >= number, 60)
+
+
+def train(
+    comm: Communicator,
+    before_step: Callable[[int], float] = lambda step: 0.0,
+    after_round: Callable[[int], None] = lambda number: None,
+    **options: Any,
+) -> dict[int, tuple[list[int], float]]:
+    """Every rank goes towards a value of its own; after each round who was there, and what came of it."""
+    weight = nn.Parameter(torch.zeros(3000))
+    optimizer = DiLoCoOptimizer(
+        batch_size=1,
+        num_inner_steps=H,
+        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        params=[weight],
+        communicator=comm,
+        **options,
+    )
+    after_round(optimizer.local_epoch)
+    told = {}
+    while optimizer.local_epoch < ROUNDS:
+        comm.advance(1.0 + before_step(optimizer.local_step))
+        weight.grad = weight.detach() - (1.0 + comm.rank)
+        optimizer.step()
+        if optimizer.local_step % H == 0:
+            told[optimizer.local_epoch] = (optimizer.averaged_ranks, float(weight.detach()[7]))
+            after_round(optimizer.local_epoch)
+    return told
+
+
+def for_real(
+    hold: Callable[[Gates, object, int], None], lives: Callable[[Gates, int], list[object]], patience: float
+) -> list[dict[int, Any]]:
+    """Three sites. `lives(gates, rank)` waits until a site comes and tells the names of its processes, one after the
+    other; `hold(gates, name, step)` waits, or kills, before a process's step."""
+    gates = Gates()
+    options = {"averaging_timeout": 30, "timeout_waiting_for_peers": patience}
+    with meeting() as at:
+
+        def body(rank: int) -> dict[int, Any]:
+            told: dict[int, Any] = {}
+            for name in lives(gates, rank):
+                try:
+                    with site(at, rank) as comm:
+                        told = train(
+                            comm,
+                            lambda step, name=name: hold(gates, name, step) or 0.0,  # type: ignore[misc]
+                            lambda number, name=name: gates.tell(name, number),  # type: ignore[misc]
+                            join_at={2: 0} if name == "joining" else None,
+                            **options,
+                        )
+                except KilledError:
+                    gates.until(0, 3)
+            return told
+
+        found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
+
+
+def simulated(
+    *events: Any, slow: Callable[[int, int], float] = lambda rank, step: 0.0, **options: Any
+) -> list[dict[int, Any]]:
+    links = [{"between": [host, "switch"], "bandwidth": "80 Mbit/s", "latency": "10 ms"} for host in "abc"]
+    star = {"name": "star", "hosts": {host: {} for host in "abc"}, "routers": ["switch"], "links": links}
+
+    def body(comm: Communicator) -> dict[int, Any]:
+        patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
+        return train(comm, lambda step: slow(comm.rank, step), **patience, **options)
+
+    return run_ranks(body, 3, {**star, "events": list(events)}).results
+
+
+def check(found: list[dict[int, Any]], expected: list[dict[int, Any]], present: list[list[int]]) -> None:
+    assert [found[0][number][0] for number in range(1, ROUNDS + 1)] == present
+    for real, virtual in zip(found, expected, strict=True):
+        assert real.keys() == virtual.keys()
+        for number in real:
+            assert real[number][0] == virtual[number][0], number
+            assert real[number][1] == pytest.approx(virtual[number][1], rel=1e-5), number
+
+
+def test_a_site_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation() -> None:
+    """The same rounds, members and parameters; from its return on, on the one that was away too."""
+
+    def hold(gates: Gates, name: object, step: int) -> None:
+        if name == 2 and step == 2 * H + 2:
+            raise KilledError
+        if name in (0, 1) and step == 4 * H - 1:
+            gates.until("again", 3)  # which is there from round 4 on, as in the simulation
+
+    found = for_real(hold, lambda gates, rank: [2, "again"] if rank == 2 else [rank], patience=30)
+    expected = simulated({"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True})
+    kept = {number: expected[2][number] for number in expected[2] if number > 3}
+    check(found, [*expected[:2], kept], [ALL, ALL, OTHERS, ALL, ALL, ALL])
+
+
+def test_a_site_that_joins_late_gets_what_the_others_have_as_in_simulation() -> None:
+    def hold(gates: Gates, name: object, step: int) -> None:
+        if name in (0, 1) and step == 3 * H - 1:
+            gates.until("late", 2)
+
+    def lives(gates: Gates, rank: int) -> list[object]:
+        if rank == 2:
+            gates.until(0, 2)
+        return ["late"] if rank == 2 else [rank]
+
+    # The others do not know of it, and begin when nobody else has come for so long.
+    found = for_real(hold, lives, patience=1.5)
+    check(found, simulated(join_at={2: "12 s"}), [OTHERS, OTHERS, ALL, ALL, ALL, ALL])
+
+
+def test_a_site_that_is_late_loses_its_round_as_in_simulation() -> None:
+    def hold(gates: Gates, name: object, step: int) -> None:
+        if name == 2 and step == 2 * H - 1:
+            gates.until(0, 2)
+        if name in (0, 1) and step == 3 * H - 1:
+            gates.until(2, 2)
+
+    found = for_real(hold, lambda gates, rank: [rank], patience=1.5)
+    expected = simulated(slow=lambda rank, step: 3.5 if (rank, step) == (2, 2 * H - 1) else 0.0)
+    check(found, expected, [ALL, OTHERS, ALL, ALL, ALL, ALL])
+
+
+def test_a_site_alone_goes_on_when_all_others_are_gone() -> None:
+    with meeting() as at:
+
+        def body(rank: int) -> Any:
+            def hold(step: int) -> float:
+                if rank < 2 and step == 7:
+                    raise KilledError
+                return 0.0
+
+            with site(at, rank) as comm:
+                return train(comm, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
+
+        found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
+    assert [type(each) for each in found[:2]] == [KilledError, KilledError]
+    assert [found[2][number][0] for number in range(1, ROUNDS + 1)] == [ALL, *[[2]] * 5]
+
+
+# --- a rendezvous that is started again --------------------------------------------------------------------
+
+
+def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
+    """The rounds go on where they were, with the same members, and nothing is begun anew."""
+    first = Meeting(2, ("127.0.0.1", 0), SECRET).__enter__()
+    second: list[Meeting] = []
+
+    def body(rank: int) -> Any:
+        def hold(step: int) -> float:
+            if rank == 0 and step == 2 * H:
+                first.__exit__()
+                second.append(Meeting(2, first.address, SECRET).__enter__())
+            return 0.0
+
+        with site(first, rank) as comm:
+            return train(comm, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
+
+    try:
+        found = together(lambda: body(0), lambda: body(1))
+    finally:
+        for each in second:
+            each.__exit__()
+    assert [found[0][number][0] for number in range(1, ROUNDS + 1)] == [[0, 1]] * ROUNDS
+    assert found[0] == found[1]
+
+
+# --- who is refused -----------------------------------------------------------------------------------------
+
+
+def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
+    lines: list[str] = []
+    with meeting(say=lines.append) as at:
+        with pytest.raises(InputError, match="it has another secret; give it and all sites the same"):
+            site(at, 0, b"another one altogether")
+        with socket.create_connection(at.address) as stranger:
+            stranger.sendall(b"x" * 200)
+            stranger.settimeout(10)
+            got = b""
+            while part := stranger.recv(1000):
+                got += part
+        assert len(got) < 100  # a greeting, a number and a refusal
+        with site(at, 0) as comm:
+            assert (comm.rank, comm.world_size) == (0, 3)
+    assert sum("was refused" in line for line in lines) == 2
+
+
+def test_messages_that_are_changed_or_repeated_on_the_way_end_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    ends: list[Any] = together(lambda: Frames(ours, SECRET, False), lambda: Frames(theirs, SECRET, True))
+    client, server = ends
+    client.send({"a": 1})
+    assert server.receive() == {"a": 1}
+    client.send({"a": 2})
+    raw = theirs.recv(1000)
+    ours.sendall(raw)  # once as it was
+    ours.sendall(raw)  # and once more
+    assert server.receive() == {"a": 2}
+    with pytest.raises(FramesEndedError, match="changed on its way"):
+        server.receive()
+    client.close()
+    server.close()
+
+
+def test_what_listens_must_be_a_rendezvous() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"HTTP/1.1 200 OK and much more of that kind")
+    with pytest.raises(RefusedPeerError, match="no netgym rendezvous"):
+        Frames(ours, SECRET, False)
+    theirs.close()
+
+
+def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
+    with meeting(num_sites=2) as at, site(at, None) as first:
+        assert first.rank == 0
+        with pytest.raises(InputError, match=r"site 0 is there already: .*process"):
+            site(at, 0)
+        with pytest.raises(InputError, match="there is no site 2: they are numbered 0 to 1"):
+            site(at, 2)
+        second = site(at, None)
+        assert second.rank == 1
+        with pytest.raises(InputError, match="all 2 sites are there already"):
+            site(at, None)
+        second.close()
+
+
+def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+    with pytest.raises(RankError, match=r"cannot be reached .*start it there with netgym rendezvous"):
+        SiteLink(address, SECRET, 0, patience_seconds=0.0)
+
+
+def test_what_would_wait_for_all_sites_is_refused() -> None:
+    with meeting(num_sites=1) as at, site(at, 0) as comm:
+        with pytest.raises(InputError, match="all_reduce: sites that meet at a rendezvous come and go"):
+            comm.all_reduce(torch.ones(1))
+        with pytest.raises(InputError, match="group: sites that meet"):
+            comm.group([0])
