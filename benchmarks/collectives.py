@@ -169,7 +169,7 @@ def time_training(kind: str, disturbance: str, protocol: str, steps: int = 60) -
         8,
         refill,
         answer=lambda rank, value: None,
-        play=start,
+        start=start,
         clock=clock,
         collectives_in_flight=Protocol.parse(protocol).collectives_in_flight,
         on_row=lambda row: None,

@@ -12,7 +12,20 @@ import pytest
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
 from netsim.ranks.kernel import Kernel, StampedRow
-from netsim.ranks.requests import Advance, Answer, Ask, Call, Exit, Key, Mark, Post, Request, Wait
+from netsim.ranks.requests import (
+    Advance,
+    Answer,
+    Ask,
+    Call,
+    Exit,
+    FirstSent,
+    Key,
+    Lane,
+    Mark,
+    Post,
+    Request,
+    Wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -76,7 +89,7 @@ def play(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: 
         len(streams),
         refill,
         answer=lambda rank, value: answers.append((rank, value)),
-        play=network,
+        start=network,
         clock=clock,
         collectives_in_flight=in_flight,
         on_row=rows.append,
@@ -130,6 +143,24 @@ def test_groups_and_messages_do_not_queue_behind_one_another() -> None:
     done = play([rank(0), rank(1)], seconds=1.0)
     assert done.kernel.end_seconds == [1.0, 1.0]
     assert done.network.most_under_way == 4
+
+
+def test_what_was_sent_first_is_found_among_thousands_without_looking_through_them() -> None:
+    """Each question is answered in the order of the sends, whatever else waits; 4,000 of them take no time."""
+    senders, each = 40, 100
+    keys = [[Key(Lane("all", rank, 0, 0), n) for n in range(each)] for rank in range(1, senders + 1)]
+    message = {rank: Call("sendrecv", (rank, 0), 8) for rank in range(1, senders + 1)}
+    in_turn = [(rank, n) for n in range(each) for rank in range(1, senders + 1)]
+    receiver: list[Request] = [Advance(1000.0)]
+    for rank, n in in_turn:
+        receiver += [FirstSent(("all", 0, 0)), Post(keys[rank - 1][n], 1, message[rank])]
+    streams: list[list[Request]] = [receiver]
+    for rank, own in enumerate(keys, 1):
+        streams.append([])
+        for key in own:
+            streams[-1] += [Advance(1.0), Post(key, 0, message[rank])]
+    done = play(streams)
+    assert [answer for _, answer in done.answers] == [keys[rank - 1][n] for rank, n in in_turn]
 
 
 def test_asking_answers_at_the_ranks_own_time() -> None:

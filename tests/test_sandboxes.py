@@ -75,7 +75,7 @@ def run(
         len(streams),
         refill,
         answer=lambda rank, value: None,
-        play=start,
+        start=start,
         clock=clock,
         collectives_in_flight=network.protocol.collectives_in_flight,
         on_row=lambda row: None,

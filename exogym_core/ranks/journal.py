@@ -138,8 +138,8 @@ def _request(record: list[Any]) -> Request:
             return Put(_tuples(box), number, Call(*map(_tuples, call)))
         case ["take", box, seconds, is_past]:
             return Take(_tuples(box), float(seconds), is_past)
-        case ["receive", keys, is_past]:
-            return FirstSent(tuple(Key(*map(_tuples, key)) for key in keys), is_past)
+        case ["receive", box, is_past]:
+            return FirstSent(_tuples(box), is_past)
         case ["withdraw", [group, number], is_past]:
             return Withdraw(Key(_tuples(group), _tuples(number)), is_past)
         case ["mark", row]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from netsim.fluid.clock import Clock, on_grid
 from netsim.fluid.recorder import Span
-from netsim.ranks.requests import Call, Key, Post
+from netsim.ranks.requests import Call, Key, Lane, Post
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     import simpy
 
-__all__ = ["Calls", "Cancel", "Enter", "Play", "instant_play"]
+__all__ = ["Calls", "Cancel", "Enter", "StartCall", "start_at_once"]
 
 _MOST_TOLD = 16  # ranks in a line
 
 Enter = Callable[[int, Call], None]
 Cancel = Callable[[], None]
-Play = Callable[[Call, Hashable, Callable[[int], None]], tuple[Enter, Cancel]]
+StartCall = Callable[[Call, Hashable, Callable[[int], None]], tuple[Enter, Cancel]]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class _InFlight:
         return f"in {op}: {way}; {come}"
 
 
-def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
+def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
     """Communication that takes no time: everyone is through when the last has come."""
     arrived: list[int] = []
 
@@ -67,12 +67,16 @@ def instant_play(call: Call, group: Hashable, on_done: Callable[[int], None]) ->
     return enter, lambda: None
 
 
+def _box_of(key: Key) -> Hashable:
+    return key.group.box if isinstance(key.group, Lane) else key.group
+
+
 class Calls:
     """The calls that ranks have posted, until they are over for all members; nobody need wait for them.
 
     Args:
         clock: whose time it is.
-        play: starts a call on the network.
+        start: starts a call on the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_span: told of what ranks communicate, as it ends; None: nobody wants to know.
     """
@@ -80,20 +84,19 @@ class Calls:
     def __init__(
         self,
         clock: Clock,
-        play: Play,
+        start: StartCall,
         collectives_in_flight: int,
         on_span: Callable[[Span], None] | None,
     ) -> None:
-        self._clock, self._play, self._on_span = clock, play, on_span
+        self._clock, self._start_call, self._on_span = clock, start, on_span
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
         self._asleep: dict[int, _InFlight] = {}
-        self._sent: dict[
-            Key, None
-        ] = {}  # messages that nobody has begun to receive, in the order of their posts
-        self._wanted: dict[Key, simpy.Event] = {}  # messages that somebody would take, whoever is first
+        # By box: messages that nobody has begun to receive, in the order of their posts; and who would take any.
+        self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
+        self._wanted: dict[Hashable, simpy.Event] = {}
         self._dissolved: set[Hashable] = set()
 
     def post(self, rank: int, post: Post) -> None:
@@ -120,22 +123,27 @@ class Calls:
     def _post_message(self, flight: _InFlight, post: Post) -> None:
         flight.enter(post.member, post.call)
         if post.member == 1:
-            self._sent.pop(post.key, None)
+            self._is_received(post.key)
         elif len(flight.members) == 1:
-            self._sent[post.key] = None
-            wanted = self._wanted.get(post.key)
-            if wanted is not None and not wanted.triggered:
-                wanted.succeed()
+            box = _box_of(post.key)
+            self._sent.setdefault(box, OrderedDict())[post.key] = None
+            if box in self._wanted:
+                self._wanted.pop(box).succeed()
 
-    def first_sent(self, keys: tuple[Key, ...]) -> Generator[simpy.Event, None, Key]:
-        """Which of these messages, which differ in their sender, has been sent first; waits until one is."""
-        while (found := next((key for key in self._sent if key in keys), None)) is None:
-            wanted = self._clock.event()
-            self._wanted |= dict.fromkeys(keys, wanted)
-            yield wanted
-            for key in keys:
-                del self._wanted[key]
-        return found
+    def _is_received(self, key: Key) -> None:
+        """Somebody has begun to receive a message, or it has been taken back."""
+        box = _box_of(key)
+        sent = self._sent.get(box, OrderedDict())
+        sent.pop(key, None)
+        if not sent:
+            self._sent.pop(box, None)
+
+    def first_sent(self, box: Hashable) -> Generator[simpy.Event, None, Key]:
+        """Which message that nobody has begun to receive was sent to a box first; waits until there is one."""
+        while box not in self._sent:
+            self._wanted[box] = self._clock.event()
+            yield self._wanted[box]
+        return next(iter(self._sent[box]))
 
     def withdraw(self, key: Key) -> bool:
         """Undo the only post of a message; False if both sides have posted, or it is over."""
@@ -145,13 +153,13 @@ class Calls:
         flight.is_off = True
         flight.cancel()
         del self._in_flight[key]
-        self._sent.pop(key, None)
+        self._is_received(key)
         return True
 
     def _start(self, key: Key, call: Call) -> _InFlight:
-        play = self._play if len(set(call.ranks)) > 1 else instant_play
+        start = self._start_call if len(set(call.ranks)) > 1 else start_at_once
         flight = _InFlight(call, call.num_bytes, enter=lambda member, call: None, cancel=lambda: None)
-        flight.enter, flight.cancel = play(call, key.group, lambda member: self._done(key, flight, member))
+        flight.enter, flight.cancel = start(call, key.group, lambda member: self._done(key, flight, member))
         self._in_flight[key] = flight
         return flight
 

@@ -18,7 +18,7 @@ from simpy import Interrupt
 
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock, on_grid
-from netsim.ranks.calls import Calls, Play, instant_play
+from netsim.ranks.calls import Calls, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
 from netsim.ranks.reach import Reach
@@ -78,7 +78,7 @@ class Kernel:
             let the rank run, or raises (deadlock, a rank's failure). If it returns without one, the rank can only
             go on when others have, whom the clock must let on before: it stands still until `can_run(rank)`.
         answer: called with (rank, value) for every `Question`.
-        play: starts a call on a network: `play(call, group, on_done)` returns the function that lets a member
+        start: starts a call on a network: `start(call, group, on_done)` returns the function that lets a member
             (a position in `call.ranks`) in now, with the call as it posted it, and one that ends it undone;
             `on_done(member)` is called at the instant it is through.
         clock: shared with the network.
@@ -112,7 +112,7 @@ class Kernel:
         refill: Callable[[int], None],
         *,
         answer: Callable[[int, Answer], None],
-        play: Play = instant_play,
+        start: StartCall = start_at_once,
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
         on_row: Callable[[StampedRow], None],
@@ -145,8 +145,8 @@ class Kernel:
         self._processes: list[simpy.Process] = []
         self._computing: set[int] = set()
         self._standing: set[int] = set()  # ranks whose hosts are down
-        self._calls = Calls(self.clock, play, collectives_in_flight, on_span)
-        self._mailboxes = Mailboxes(self.clock, play, instant_play)
+        self._calls = Calls(self.clock, start, collectives_in_flight, on_span)
+        self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
         self._asking: dict[int, str] = {}
@@ -246,8 +246,10 @@ class Kernel:
                 self._calls.post(rank, request)
             elif isinstance(request, Wait):
                 keep(rank, request)
-                play = self._calls.wait(rank, request.key)
-                self.network_seconds[rank] += yield from self._wait(rank, self._calls.op(request.key), play)
+                waiting = self._calls.wait(rank, request.key)
+                self.network_seconds[rank] += yield from self._wait(
+                    rank, self._calls.op(request.key), waiting
+                )
             elif isinstance(request, Advance):
                 keep(rank, request)
                 if not 0 <= request.seconds < math.inf:
@@ -285,24 +287,24 @@ class Kernel:
     def _question(
         self, rank: int, question: Join | Confirm | Fetch | Take | FirstSent | Withdraw
     ) -> Generator[simpy.Event, None, None]:
-        play: Generator[simpy.Event, None, Answer]
+        waiting: Generator[simpy.Event, None, Answer]
         match question:
             case Join():
-                play = self._meetings.join(question)
+                waiting = self._meetings.join(question)
             case Confirm():
-                play = self._meetings.confirm(question)
+                waiting = self._meetings.confirm(question)
             case Fetch():
-                play = self._meetings.fetch(rank, question)
+                waiting = self._meetings.fetch(rank, question)
             case Take():
-                play = self._mailboxes.take(rank, question)
+                waiting = self._mailboxes.take(rank, question)
             case FirstSent():
-                play = self._calls.first_sent(question.keys)
+                waiting = self._calls.first_sent(question.box)
             case Withdraw():
-                play = _at_once(self._calls.withdraw(question.key))
+                waiting = _at_once(self._calls.withdraw(question.key))
         name = type(question).__name__.lower()
         self._asking[rank] = f"in {name}"
         begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
-        answer = yield from self._wait(rank, name, play)
+        answer = yield from self._wait(rank, name, waiting)
         if isinstance(question, Fetch):
             self.network_seconds[rank] += self.clock.now - begin
         elif isinstance(question, Take):  # while its letter was under way, or one to it
@@ -317,12 +319,12 @@ class Kernel:
         yield self.clock.at(self.clock.now)
 
     def _wait(
-        self, rank: int, name: str, play: Generator[simpy.Event, None, T]
+        self, rank: int, name: str, waiting: Generator[simpy.Event, None, T]
     ) -> Generator[simpy.Event, None, T]:
-        """What takes place in `play` is no computing."""
+        """What takes place while `waiting` is no computing."""
         start = self.clock.now
         self._diary.begin(rank, "wait", name)
-        result = yield from play
+        result = yield from waiting
         self.exposed_seconds[rank] += self.clock.now - start
         self._diary.end(rank)
         return result

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from netsim.ranks.calls import Play
+    from netsim.ranks.calls import StartCall
     from netsim.ranks.requests import Put, Take
 
 __all__ = ["Mailboxes"]
@@ -45,11 +45,11 @@ class Mailboxes:
 
     Args:
         clock: whose time it is.
-        play: starts a message on the network, see `netsim.ranks.kernel.Kernel`.
+        start: starts a message on the network, see `netsim.ranks.kernel.Kernel`.
     """
 
-    def __init__(self, clock: Clock, play: Play, instant: Play) -> None:
-        self._clock, self._play, self._instant = clock, play, instant
+    def __init__(self, clock: Clock, start: StartCall, instant: StartCall) -> None:
+        self._clock, self._start, self._instant = clock, start, instant
         self._boxes: dict[Hashable, _Box] = {}
         self._waiting: dict[int, tuple[_Box, bool]] = {}  # rank -> its box, and whether its patience ends
         self._mail: dict[int, _Mail] = {}
@@ -58,7 +58,7 @@ class Mailboxes:
     def put(self, put: Put) -> None:
         """Send a letter off."""
         call = put.call
-        play = self._play if call.ranks[0] != call.ranks[1] else self._instant
+        start = self._start if call.ranks[0] != call.ranks[1] else self._instant
 
         def done(member: int) -> None:
             if member == 1:
@@ -67,7 +67,7 @@ class Mailboxes:
 
         self._under_way(put, 1)
 
-        enter, _ = play(call, put.box, done)
+        enter, _ = start(call, put.box, done)
         enter(1, call)
         enter(0, call)
 

@@ -21,6 +21,7 @@ __all__ = [
     "FirstSent",
     "Join",
     "Key",
+    "Lane",
     "Letter",
     "Mark",
     "Post",
@@ -66,6 +67,26 @@ class Key(NamedTuple):
 
     group: Hashable
     number: Hashable
+
+
+class Lane(NamedTuple):
+    """The group that a message's key names: all messages of one tag from one member of a group to another.
+
+    Attributes:
+        group: of which these are members.
+        source, target: positions in it.
+        tag: any whole number.
+    """
+
+    group: Hashable
+    source: int
+    target: int
+    tag: int
+
+    @property
+    def box(self) -> Hashable:
+        """Where messages lie that anybody may have sent; those to oneself lie by themselves."""
+        return self if self.source == self.target else (self.group, self.target, self.tag)
 
 
 class Post(NamedTuple):
@@ -215,14 +236,14 @@ class Take(NamedTuple):
 
 
 class FirstSent(NamedTuple):
-    """FirstSent the first message of several that has been sent, or will be; tell me which when I have it.
+    """Tell me which message to a box that nobody has begun to receive was sent first, as soon as there is one.
 
     Attributes:
-        keys: the messages that could come next, one a sender.
+        box: see `Lane`.
         is_past: as for `Join`.
     """
 
-    keys: tuple[Key, ...]
+    box: Hashable
     is_past: bool = False
 
 

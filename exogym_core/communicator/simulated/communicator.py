@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
-from exogym_core.communicator.simulated.mail import MailRanks, message_lane
+from exogym_core.communicator.simulated.mail import MailRanks
 from exogym_core.communicator.simulated.posting import signature_of
 from exogym_core.communicator.simulated.present import PresentRanks
 from netsim.files.errors import InputError
-from netsim.ranks.requests import Ask, Call, Exit, Key, Mark
+from netsim.ranks.requests import Ask, Call, Exit, Key, Lane, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -127,7 +127,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         ranks = (self._ranks[src], self._ranks[dst])
         signature = signature_of("sendrecv", [like], "", 0, on_clock=not self._state.off_clock, side=side)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
-        lane = message_lane(self._group_id, src, dst, tag)
+        lane = Lane(self._group_id, src, dst, tag)
         number = self._next_number(lane, side)
         member = 0 if side == "send" else 1
         return self._post(Key(lane, number), call, member, signature, tensors, deliver)

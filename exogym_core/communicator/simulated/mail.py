@@ -13,14 +13,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from netsim.ranks.requests import Letter
+    from netsim.ranks.requests import Lane, Letter
 
-__all__ = ["MailRanks", "message_lane"]
-
-
-def message_lane(group_id: Hashable, src: int, dst: int, tag: int) -> Hashable:
-    """The name of the messages of a group from one rank to another, which are counted on both sides."""
-    return ("message", group_id, src, dst, tag)
+__all__ = ["MailRanks"]
 
 
 class MailRanks(PostingRank):
@@ -60,15 +55,10 @@ class MailRanks(PostingRank):
         if src is not None:
             return self.irecv(tensor, src, tag).wait()
         self._check_mail("recv")
-        senders = {
-            Key(lane, self._upcoming(lane, "recv")): peer
-            for peer in range(self.world_size)
-            if peer != self.rank
-            for lane in [message_lane(self._group_id, peer, self.rank, tag)]
-        }
-        found = senders[cast("Key", self._ask(FirstSent(tuple(senders))))]
-        self.irecv(tensor, found, tag).wait()
-        return found
+        first = cast("Key", self._ask(FirstSent((self._group_id, self.rank, tag))))
+        source = cast("Lane", first.group).source
+        self.irecv(tensor, source, tag).wait()
+        return source
 
     def _box(self, dst: int, box: str) -> Hashable:
         return (self._group_id, dst, box)

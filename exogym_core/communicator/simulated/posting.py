@@ -218,15 +218,11 @@ class PostingRank(Communicator):
         state = self._state
         if state.again is not None:
             return state.again.pop(0)
-        number = self._upcoming(lane, side)
+        number = self._first_call + self._counter[lane, side]
         self._counter[lane, side] += 1
         if state.noted is not None:
             state.noted.append(number)
         return number
-
-    def _upcoming(self, lane: Hashable, side: str = "") -> int:
-        """The number that the next call of a lane will have."""
-        return self._first_call + self._counter[lane, side]
 
     @property
     def _counter(self) -> Counter[Hashable]:

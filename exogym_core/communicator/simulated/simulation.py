@@ -16,7 +16,7 @@ from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from netsim.collectives import Choices, Schedule, parse_collectives, play, play_all_to_all, schedule
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
-from netsim.ranks.calls import instant_play
+from netsim.ranks.calls import start_at_once
 from netsim.ranks.kernel import Kernel
 from netsim.ranks.reach import Reach
 from netsim.topology.protocol import Protocol
@@ -184,7 +184,7 @@ class Simulation:
             world.num_ranks,
             self._refill,
             answer=self._answered,
-            play=self._play if self.network is not None else instant_play,
+            start=self._start if self.network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=on_row,
@@ -244,7 +244,7 @@ class Simulation:
         if found is not None and (self.window_limit is None or found.share < self.window_limit.share):
             self.window_limit = found
 
-    def _play(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
+    def _start(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
         assert self.network is not None
         hosts = [self.world.hosts[rank] for rank in call.ranks]
         if call.op == "all_to_all":

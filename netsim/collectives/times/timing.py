@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.collectives.times.play import play
+from netsim.collectives.times.collective import play
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.fluid.recorder import Recorder, Span

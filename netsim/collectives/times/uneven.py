@@ -9,7 +9,7 @@ import numpy as np
 
 from netsim.collectives.schedules.direct import all_to_all_direct
 from netsim.collectives.schedules.schedule import ListedPhase, Schedule
-from netsim.collectives.times.play import Collective
+from netsim.collectives.times.collective import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
