@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from exogym_core.app.cli import main
 from exogym_core.ranks.ray_cluster import RayCluster
-from netsim.files.errors import InputError
+from exogym_core.ranks.run import run_ranks
+from netsim.files.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from exogym_core.communicator.base import Communicator
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -109,3 +114,77 @@ def test_a_place_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(EXPERIMENT.replace(', {name: "mine:Own", H: 2}', ""))
     assert main(["sweep", str(path), "--out", str(tmp_path / "o"), "--on", "rya"]) == 2
     assert "--on rya: write --on ray, or the address" in capsys.readouterr().err
+
+
+def _body(comm: Communicator) -> tuple[list[list[float]], float]:
+    """Every operation, small and large, halves and integers, one in flight while another goes on."""
+    found: list[torch.Tensor] = []
+    for size, dtype in ((3, torch.float32), (300_000, torch.float32), (200_000, torch.bfloat16)):
+        mine = torch.randn(size).to(dtype)
+        found += [comm.all_reduce(mine.clone(), op=op) for op in ("sum", "avg", "max")]
+        found += comm.all_gather(mine)
+        handle = comm.all_reduce(mine.clone(), async_op=True)
+        found.append(comm.broadcast(mine.clone(), src=1))
+        handle.wait()
+        parts = list(torch.randn(comm.world_size, size).to(dtype))
+        found.append(comm.reduce_scatter(parts))
+        found += comm.all_to_all(parts)
+        comm.send(mine, (comm.rank + 1) % comm.world_size) if comm.rank % 2 else None
+        if comm.rank % 2 == 0:
+            found.append(comm.recv(torch.empty(size, dtype=dtype), (comm.rank - 1) % comm.world_size))
+        comm.deposit({"rank": comm.rank}, [mine])
+    return [[float(each.double().sum()), float(each.double().std())] for each in found], comm.now()
+
+
+def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one machine's nodes, whose processors are equal; deposits come too, in each rank's order."""
+    monkeypatch.chdir(tmp_path)
+    seen: dict[str, list[tuple[int, float]]] = {"threads": [], "ray": []}
+    runs = {}
+    for kind in seen:
+        runs[kind] = run_ranks(
+            _body,
+            4,
+            "wan-4-regions",
+            workers={"kind": kind, **({"address": cluster.address} if kind == "ray" else {})},
+            on_deposit=lambda rank, note, tensors, kind=kind: seen[kind].append(
+                (rank, float(tensors[0].double().sum()))
+            ),
+        )
+    assert runs["ray"].results == runs["threads"].results
+    assert runs["ray"].virtual_seconds == runs["threads"].virtual_seconds
+    assert runs["ray"].link_bytes == runs["threads"].link_bytes
+    in_order = {kind: sorted(pairs, key=lambda pair: pair[0]) for kind, pairs in seen.items()}
+    assert in_order["ray"] == in_order["threads"]
+
+    # And whole runs: one digest, wherever their ranks are.
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        EXPERIMENT.partition("sweep:")[0].replace('"mine:Own"', "DiLoCo")
+        + "checkpoint: {every: 2}\nbatch_size: 8\n"
+    )
+    digests = set()
+    for options in ([], ["--set", f"workers={{count: 4, kind: ray, address: '{cluster.address}'}}"]):
+        assert main(["compare", str(path), "--set", "workers.count=4", *options, "--json"]) == 0
+        digests.add(json.loads(capsys.readouterr().out)["digest"])
+    assert len(digests) == 1
+
+    def fails(comm: Communicator) -> None:
+        if comm.rank == 3:
+            raise ValueError("no such luck")
+        comm.barrier()
+
+    with pytest.raises(RankError, match="no such luck"):
+        run_ranks(fails, 4, workers={"kind": "ray", "address": cluster.address})
+
+    def dies(comm: Communicator) -> None:
+        if comm.rank == 2:
+            os.kill(os.getpid(), 9)
+        comm.barrier()
+
+    with pytest.raises(RankError, match=r"ranks? .*2.* ended: lost with its node or killed"):
+        run_ranks(dies, 3, workers={"kind": "ray", "address": cluster.address, "processes": 3})
+    with pytest.raises(InputError, match="need 40 CPU, and the cluster has 3: use fewer"):
+        run_ranks(fails, 40, workers={"kind": "ray", "address": cluster.address, "processes": 40})

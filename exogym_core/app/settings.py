@@ -52,9 +52,10 @@ class Workers(Schema):
     """How many workers there are, and how this machine carries them (which changes no result)."""
 
     count: Count
-    kind: Literal["auto", "threads", "processes"] = "auto"
+    kind: Literal["auto", "threads", "processes", "ray"] = "auto"
     processes: Count | None = None
     intra_op_threads: Count = 1
+    address: str | None = None
 
 
 class Evaluate(Schema):

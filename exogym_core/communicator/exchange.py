@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from exogym_core.communicator.values import Outcome, combine
+from exogym_core.communicator.values import Combine, Outcome, combine
 from netsim.files.errors import DeadlockError, MismatchError, NetsimError
 
 if TYPE_CHECKING:
@@ -98,11 +98,14 @@ class Exchange:
     Args:
         num_ranks: all ranks of the run.
         on_complete: called with a slot whose outcome or error has just become known.
+        combined: what collectives compute; see `exogym_core.communicator.values:combine`.
     """
 
-    def __init__(self, num_ranks: int, on_complete: Callable[[Slot], None]) -> None:
+    def __init__(
+        self, num_ranks: int, on_complete: Callable[[Slot], None], combined: Combine = combine
+    ) -> None:
         self._slots: dict[Key, Slot] = {}
-        self._on_complete = on_complete
+        self._on_complete, self._combined = on_complete, combined
         self._running = set(range(num_ranks))
         self._blocked: dict[int, Slot | str] = {}
         self._exited: set[int] = set()
@@ -146,7 +149,7 @@ class Exchange:
 
     def _outcome(self, first: Signature, slot: Slot) -> Outcome:
         if first.name not in ("publish", "fetch", "put", "taken", "forget"):
-            return combine(first.name, slot.inputs, first.reduce_op, first.root)
+            return self._combined(first.name, slot.inputs, first.reduce_op, first.root)
         assert isinstance(slot.key.group, tuple)
         if first.name == "forget":
             self._slots.pop(slot.key.group[1:], None)  # type: ignore[call-overload]

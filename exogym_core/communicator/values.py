@@ -6,16 +6,14 @@ stops counting at 256, and 64 values of 2000 are no mean in fp16, whose largest 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Outcome", "accumulator_dtype", "combine", "reduce_tensors"]
+__all__ = ["Combine", "Outcome", "accumulator_dtype", "combine", "reduce_tensors"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,10 @@ class Outcome:
     def of(self, member: int) -> tuple[Tensor, ...]:
         """The tensors for one member; they belong to the exchange, so take copies."""
         return self.own.get(member, self.shared)
+
+
+Combine = Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]
+"""(name, every member's input tensors, reduce op, root) -> what members get."""
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

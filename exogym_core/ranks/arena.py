@@ -7,7 +7,7 @@ import os
 import resource
 import tempfile
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Arena", "TensorRef"]
+__all__ = ["Arena", "Store", "TensorRef"]
 
 # Virtual: pages come into being when written. Each side hands out blocks of its own half. Less where the address
 # space of processes is limited (`ulimit -v`).
@@ -32,6 +32,19 @@ class TensorRef(NamedTuple):
     num_bytes: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+class Store(Protocol):
+    """Where one side puts tensors for the other."""
+
+    def put(self, tensor: Tensor) -> TensorRef:
+        """Copy `tensor` to where the other side can read it."""
+
+    def get(self, ref: TensorRef) -> Tensor:
+        """The tensor behind `ref`."""
+
+    def free(self, refs: Sequence[TensorRef]) -> None:
+        """The other side has read these."""
 
 
 class Arena:

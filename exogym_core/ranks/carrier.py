@@ -10,6 +10,7 @@ from torch import Tensor
 
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import Simulation
+from exogym_core.communicator.values import Combine, combine
 from exogym_core.ranks.failures import FirstFailure
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Carrier(ABC):
             until it returns. None: nobody does.
         journal: what was requested before; is told of every request as it is played.
         recorder: keeps what happens; None: nobody wants to know.
+        combined: what collectives compute.
 
     Attributes:
         simulation: played to its end when the run is through.
@@ -54,6 +56,7 @@ class Carrier(ABC):
         on_deposit: OnDeposit | None,
         journal: Journal,
         recorder: Recorder | None,
+        combined: Combine = combine,
     ) -> None:
         self.on_deposit = on_deposit
         self.simulation = Simulation(
@@ -65,6 +68,7 @@ class Carrier(ABC):
             journal.past,
             journal.on_request,
             recorder,
+            combined,
         )
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks

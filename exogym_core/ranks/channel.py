@@ -12,14 +12,14 @@ import select
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.ranks.pickling import dumps_for_child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ChannelClosed", "Pipe"]
+__all__ = ["ChannelClosed", "Pipe", "RankEnd"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_FDS = 250  # Linux refuses more in one message
@@ -27,6 +27,19 @@ _MAX_FDS = 250  # Linux refuses more in one message
 
 class ChannelClosed(EOFError):  # noqa: N818 (an ending, not always an error)
     """The other end of a `Pipe` has been closed, or its process has ended."""
+
+
+class RankEnd(Protocol):
+    """A rank's end of a connection to the simulation."""
+
+    def send(self, obj: Any) -> None:
+        """Send one object."""
+
+    def recv(self) -> Any:
+        """The next object; blocks until it is there."""
+
+    def waiting(self) -> bool:
+        """Whether there is one already."""
 
 
 class Pipe:
@@ -104,6 +117,10 @@ class Pipe:
         for fd in received:
             os.set_inheritable(fd, False)
         return received
+
+    def waiting(self) -> bool:
+        """Whether something has come already."""
+        return bool(select.select([self], [], [], 0)[0])
 
     def fileno(self) -> int:
         """The socket's descriptor, for `select` and its like."""

@@ -8,11 +8,12 @@ import time
 import warnings
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from exogym_core.ranks.arena import Arena
+from exogym_core.communicator.values import Combine, combine
+from exogym_core.ranks.arena import Arena, Store
 from exogym_core.ranks.carrier import Carrier
 from exogym_core.ranks.channel import ChannelClosed, Pipe
 from exogym_core.ranks.children import Children
@@ -34,7 +35,7 @@ from exogym_core.ranks.watch import SECONDS_OF_SILENCE, Silence
 from netsim.files.errors import MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
@@ -45,12 +46,33 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Key
 
-__all__ = ["ProcessRun", "run_in_processes"]
+__all__ = ["Homes", "ProcessRun", "blocks_of", "run_in_processes"]
 
 # What unwinding ranks may take before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
 # A process with a busy rank says so this often at least, as long as its Python runs (host time).
 _SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
+
+
+class Homes(Protocol):
+    """Where blocks of ranks live, each with a channel; `exogym_core.ranks.children:Children` says what is meant."""
+
+    @property
+    def channels(self) -> Sequence[Any]:
+        """One each."""
+
+    @property
+    def pids(self) -> Sequence[Any]:
+        """What each is called by who wants to end it."""
+
+    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
+        """Those that have sent something or ended, waiting for the first."""
+
+    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str | None:
+        """How one ended; None while it runs."""
+
+    def is_stopped(self, index: int) -> bool:
+        """Whether a signal has stopped it."""
 
 
 class ProcessRun(Carrier):
@@ -69,21 +91,22 @@ class ProcessRun(Carrier):
         self,
         world: World,
         blocks: Sequence[range],
-        arenas: Sequence[Arena],
+        arenas: Sequence[Store],
         on_row: Callable[[StampedRow], None],
         on_deposit: OnDeposit | None,
         journal: Journal,
         recorder: Recorder | None,
+        combined: Combine = combine,
     ) -> None:
-        super().__init__(world, on_row, on_deposit, journal, recorder)
+        super().__init__(world, on_row, on_deposit, journal, recorder, combined)
         self._blocks, self._arenas = blocks, arenas
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._slots: dict[Key, Slot] = {}
         self._unfinished = [set(block) for block in blocks]
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
-        self.children: Children | None = None
+        self.children: Homes | None = None
 
-    def run(self, children: Children) -> None:
+    def run(self, children: Homes) -> None:
         """Play the run to its end; `failure` says whether that was its own."""
         self.children = children
         try:
@@ -239,6 +262,16 @@ class ProcessRun(Carrier):
         return RankError("\n".join(lines), min(self._unfinished[index]))
 
 
+def blocks_of(num_ranks: int, num_blocks: int) -> list[range]:
+    """Contiguous blocks of ranks, as even as can be.
+
+    >>> blocks_of(5, 2)
+    [range(0, 2), range(2, 5)]
+    """
+    edges = [num_ranks * index // num_blocks for index in range(num_blocks + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(edges)]
+
+
 def run_in_processes(
     world: World,
     body: Body,
@@ -263,8 +296,7 @@ def run_in_processes(
         NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure or its process's death.
         InputError: `body` cannot be sent to a process, or a result back.
     """
-    edges = [world.num_ranks * index // processes for index in range(processes + 1)]
-    blocks = [range(start, end) for start, end in itertools.pairwise(edges)]
+    blocks = blocks_of(world.num_ranks, processes)
     target = partial(_run_child, world, blocks, body, seed, intra_op_threads, alone)
     # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
     method = "auto" if intra_op_threads == 1 else "spawn"

@@ -7,7 +7,6 @@ no rank to run; the other side answers with values. Large tensors travel through
 from __future__ import annotations
 
 import contextlib
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.arena import Arena, TensorRef
-    from exogym_core.ranks.channel import Pipe
+    from exogym_core.ranks.arena import Store, TensorRef
+    from exogym_core.ranks.channel import RankEnd
     from exogym_core.ranks.watch import Silence
     from netsim.ranks.requests import Answer, Question
 
@@ -76,7 +75,9 @@ class RankBlock:
         turns: who of them runs.
     """
 
-    def __init__(self, world: World, ranks: range, channel: Pipe, arena: Arena, turns: Turns | Alone) -> None:
+    def __init__(
+        self, world: World, ranks: range, channel: RankEnd, arena: Store, turns: Turns | Alone
+    ) -> None:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
         self.schedules = Schedules(world)
         self.world = world
@@ -93,8 +94,8 @@ class RankBlock:
         cls,
         world: World,
         ranks: range,
-        channel: Pipe,
-        arena: Arena,
+        channel: RankEnd,
+        arena: Store,
         seed: int,
         threads: int,
         nth_core: int,
@@ -122,8 +123,8 @@ class RankBlock:
         cls,
         world: World,
         rank: int,
-        channel: Pipe,
-        arena: Arena,
+        channel: RankEnd,
+        arena: Store,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> RankBlock:
         """One rank, in whatever thread calls; `unwind` makes what is raised in it when the run has failed."""
@@ -217,7 +218,7 @@ class RankBlock:
 
     def deposit(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Send tensors for the observer at once; memory of earlier ones that have been taken is used again."""
-        while select.select([self.channel], [], [], 0)[0]:
+        while self.channel.waiting():
             if not self._take_in(self.channel.recv()):
                 self.turns.aborting = True
                 self.turns.check()

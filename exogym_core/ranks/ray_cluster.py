@@ -32,6 +32,7 @@ class RayCluster:
 
     Attributes:
         num_cpus: of all nodes together.
+        ray: the module, once entered.
 
     Raises:
         InputError: (on entering) Ray is not installed, or there is no cluster at the address.
@@ -41,6 +42,7 @@ class RayCluster:
         self._address = address or os.environ.get("RAY_ADDRESS") or None
         self._is_ours = False
         self.num_cpus = 1
+        self.ray: Any = None
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -51,10 +53,10 @@ class RayCluster:
             import ray
         except ImportError:
             raise InputError("ray: Ray is not installed: pip install 'netgym[ray]'") from None
-        self._ray: Any = ray
-        if not self._ray.is_initialized():
+        self.ray = ray
+        if not self.ray.is_initialized():
             self._connect()
-        self.num_cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self.num_cpus = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
         return self
 
     def _connect(self) -> None:
@@ -66,7 +68,7 @@ class RayCluster:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._ray.init(logging_level="ERROR", log_to_driver=False, **options)
+                self.ray.init(logging_level="ERROR", log_to_driver=False, **options)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             where = visible(self._address or "on this machine", 100)
             told = visible(str(error).partition("\n")[0], 300)
@@ -83,7 +85,7 @@ class RayCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_ours:
-            self._ray.shutdown()
+            self.ray.shutdown()
             self._is_ours = False
 
     def require(self, needs: Mapping[str, float], who: str) -> None:
@@ -97,7 +99,7 @@ class RayCluster:
             InputError: no node has as much.
         """
         names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         if any(all(node.get(names[key], 0) >= amount for key, amount in needs.items()) for node in nodes):
             return
         wanted = ", ".join(f"{amount:g} {names[key]}" for key, amount in needs.items())
@@ -106,33 +108,44 @@ class RayCluster:
         )
         raise InputError(f"ray: {who} needs {wanted}, and no node has more than {most}: add a node that has")
 
+    def require_all(self, num_cpus: int, who: str) -> None:
+        """Refuse what all nodes together can never hold.
+
+        Raises:
+            InputError: they have fewer cores.
+        """
+        if num_cpus > self.num_cpus:
+            raise InputError(
+                f"ray: {who} need {num_cpus} CPU, and the cluster has {self.num_cpus}: use fewer"
+            )
+
     def submit(
         self, call: Callable[..., Any], *arguments: Any, needs: Mapping[str, float], tries: int
     ) -> Any:
         """Have a node run `call(*arguments)`, again on another one where that is lost; a reference to its result."""
-        remote = self._ray.remote(**needs, max_retries=tries - 1, scheduling_strategy="SPREAD")(call)
+        remote = self.ray.remote(**needs, max_retries=tries - 1, scheduling_strategy="SPREAD")(call)
         return remote.remote(*arguments)
 
-    def ready(self, references: Sequence[Any], timeout_seconds: float) -> list[Any]:
+    def ready(self, references: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
         """Those that are through, waiting so long for the first."""
         if not references:
             return []
-        found, _ = self._ray.wait(list(references), num_returns=1, timeout=timeout_seconds)
+        found, _ = self.ray.wait(list(references), num_returns=1, timeout=timeout_seconds)
         if found:
-            found, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0)
+            found, _ = self.ray.wait(list(references), num_returns=len(references), timeout=0)
         return list(found)
 
     def result(self, reference: Any) -> Any:
         """What a call has returned; a text where it was lost for good or raised, saying how."""
         try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:
             cause = error.cause
             return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[-1]
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             return f"lost with its node ({type(error).__name__})"
 
     def cancel(self, reference: Any) -> None:
         """Nobody wants the result any more."""
-        with contextlib.suppress(self._ray.exceptions.RayError, TypeError, ValueError):
-            self._ray.cancel(reference, force=True)
+        with contextlib.suppress(self.ray.exceptions.RayError, TypeError, ValueError):
+            self.ray.cancel(reference, force=True)

@@ -159,7 +159,7 @@ def run_ranks(
         topology: a Topology, its file, the name of a shipped one, or a mapping; None: communication is free.
         transport: `netsim` (simulated), `gloo` (a real process a rank, real sockets on loopback), or one that was
             registered (see `register_transport`).
-        workers: `threads`, `processes`, or a mapping as in an experiment; `gloo` ignores it.
+        workers: `threads`, `processes`, `ray`, or a mapping as in an experiment; `gloo` ignores it.
         placement: host names, one a rank; by default ranks are spread evenly over regions.
         protocol: how transfers use links; by default the topology's, else `ideal`.
         collectives: algorithms of the simulated collectives: `auto`, the fastest for each operation, group and size on
@@ -224,7 +224,11 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
             asked.on_row(row)
 
     carrier = partial(run_in_threads, nth_core=os.getpid())
-    if spec.processes is not None:
+    if spec.kind == "ray":
+        from exogym_core.ranks.ray_ranks import run_on_ray
+
+        carrier = partial(run_on_ray, processes=spec.processes, address=spec.address)
+    elif spec.processes is not None:
         carrier = partial(run_in_processes, processes=spec.processes)
     with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
         run = carrier(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerSpec"]
 
-_KINDS = ("auto", "threads", "processes")
+_KINDS = ("auto", "threads", "processes", "ray")
 # Below this, handing ranks to other processes costs more than the second core gives (measured on two cores:
 # an MLP step of 0.9 ms is slower in two processes, a GPT step of 120 ms nearly twice as fast).
 _TINY_STEP_FLOPS = 2e8
@@ -23,14 +23,17 @@ class WorkerSpec:
     """Threads of this process, or some processes with threads in each; results are the same bits.
 
     Attributes:
-        kind: `threads`, `processes`, or `auto`: a process a core, threads alone for tiny steps.
+        kind: `threads`, `processes`, `ray` (actors on a cluster), or `auto`: a process a core, threads alone for tiny
+            steps.
         processes: how many; None: as many as there are cores. Ranks are dealt out in contiguous blocks.
         intra_op_threads: torch's threads for one operator. It changes bits, so it is part of an experiment.
+        address: of the Ray cluster; None: that of RAY_ADDRESS, else one of this machine for the time of the run.
     """
 
     kind: str = "auto"
     processes: int | None = None
     intra_op_threads: int = 1
+    address: str | None = None
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | WorkerSpec | None) -> WorkerSpec:
@@ -53,6 +56,8 @@ class WorkerSpec:
             missing = value is None and name == "processes"
             if not missing and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"workers: {name} is {value!r}; give a whole number from 1 up")
+        if made.address is not None and (made.kind != "ray" or not isinstance(made.address, str)):
+            raise InputError("workers: address is that of a Ray cluster: add kind: ray, or leave it out")
         return made
 
     def settle(self, num_ranks: int, num_cores: int, step_flops: float = 0.0) -> WorkerSpec:
@@ -69,5 +74,7 @@ class WorkerSpec:
             kind = "processes" if worth_it or self.processes is not None else "threads"
         if kind == "threads":
             return replace(self, kind=kind, processes=None)
+        if kind == "ray":  # how many there is room for is known once the cluster is
+            return self
         wanted = self.processes if self.processes is not None else num_cores
         return replace(self, kind=kind, processes=min(wanted, num_ranks))

@@ -186,7 +186,7 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
     for channel, arena in zip(guests.channels, arenas, strict=True):
         channel.send(world)
         channel.send_fds([arena.fd])
-    run.run(guests)  # type: ignore[arg-type]
+    run.run(guests)
     if run.failure.error is not None:
         print(f"error: {run.failure.error}", file=sys.stderr)
         return 1

@@ -79,6 +79,10 @@ class FitRequest(RunOptions):
         collate_of(request.dataloader_kwargs)
         return request
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For ranks in other processes: all but who is told of rows, here."""
+        return {**vars(self), "on_event": None}
+
     # --- checks --------------------------------------------------------------------------------------------
 
     def _check_strategy(self) -> None:

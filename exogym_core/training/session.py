@@ -64,7 +64,7 @@ class Session:
         self._workers = program.workers()
         self._observer = program.observer(self._rows.append, checkpoints.observed)
         # Threads take turns with whoever judges; elsewhere judging goes on beside everything else.
-        apart = not program.request.carrier.has_clock or self._workers.processes is not None
+        apart = not program.request.carrier.has_clock or self._workers.kind != "threads"
         self._looking = (
             BackgroundObserver(self._observer, self._workers.intra_op_threads)
             if apart

@@ -13,6 +13,7 @@ import numpy as np
 
 from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
+from exogym_core.communicator.values import Combine, combine
 from netsim.collectives import Choices, Schedule, parse_collectives, play, play_all_to_all, schedule
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -168,13 +169,14 @@ class Simulation:
         past: Sequence[Sequence[Request]] = (),
         on_request: Callable[[int, Request], None] = lambda rank, request: None,
         recorder: Recorder | None = None,
+        combined: Combine = combine,
     ) -> None:
         self.world = world
         self.schedules = Schedules(world)
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._windows_noted: set[tuple[int, tuple[int, ...]]] = set()
-        self.exchange = Exchange(world.num_ranks, on_complete)
+        self.exchange = Exchange(world.num_ranks, on_complete, combined)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         if recorder is not None and self.network is not None:
