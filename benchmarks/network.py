@@ -23,17 +23,16 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 
-import ns3_cases  # noqa: E402
 import simgrid_cases  # noqa: E402
 
-from netsim import capacity, flows  # noqa: E402
+from netsim.face.flows import play_flows  # noqa: E402
+from netsim.fluid.compiling import LEAST  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from netsim.topology import Topology
 
-GOLDEN = ["star8.a2a8", "wan4_8.a2a8", "star64.a2a64", "random100.random_steady"]
 # Seconds of whole processes, as recorded: 2 cores, quiet.
 RECORDED = {
     "star64.a2a64": 0.05,
@@ -52,59 +51,9 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def play(topology: Topology, rows: list[simgrid_cases.Row], *, compiled: bool) -> np.ndarray:
-    flows._WORTH_COMPILING = 0 if compiled else len(rows) + 1
-    capacity._WORTH_COMPILING = 10**18
-    return flows.play_flows(topology, rows, "ideal")
-
-
-def show_simgrid_accuracy() -> None:
-    print(f"{'SimGrid':28}{'transfers':>10}{'NumPy':>12}{'compiled':>12}   largest error of a duration")
-    for name in GOLDEN:
-        topology, rows = simgrid_cases.case(name)
-        expected = np.array(simgrid_cases.golden(name))
-        duration = expected - np.array([row[0] for row in rows])
-        errors = [
-            np.max(np.abs(play(topology, rows, compiled=compiled) - expected) / duration)
-            for compiled in (False, True)
-        ]
-        print(f"{name:28}{len(rows):10}{errors[0]:12.1e}{errors[1]:12.1e}")
-
-
-def show_ns3_accuracy() -> None:
-    blind, knowing = ns3_cases.singles(lossy=False), ns3_cases.singles(lossy=False, know_queue=True)
-    print(f"\n{'ns-3, one transfer':62}{'ns-3 s':>9}{'here s':>9}{'error':>8}{'queue known':>13}")
-    show_rows(blind, knowing)
-    large = [case for case in blind if case.num_bytes >= 1_000_000]
-    summary("1 MB and more", [case.mean_error for case in large])
-    large = [case for case in knowing if case.num_bytes >= 1_000_000]
-    summary("1 MB and more, queue known", [case.mean_error for case in large])
-    print("\nns-3, random loss")
-    show_rows(ns3_cases.singles(lossy=True), ns3_cases.singles(lossy=True, know_queue=True))
-    blind, knowing = ns3_cases.shared(), ns3_cases.shared(know_queue=True)
-    print(f"\n{'ns-3, several transfers':48}{'makespan':>10}{'mean':>8}   with the queue known")
-    for case, known in zip(blind, knowing, strict=True):
-        print(
-            f"{case.name:48}{case.makespan_error:+10.1%}{case.mean_error:+8.1%}   "
-            f"{known.makespan_error:+8.1%}{known.mean_error:+8.1%}"
-        )
-    for label, cases in (("", blind), (", queue known", knowing)):
-        summary(f"makespan{label}", [case.makespan_error for case in cases])
-        summary(f"mean{label}", [case.mean_error for case in cases])
-
-
-def show_rows(blind: list[ns3_cases.Comparison], knowing: list[ns3_cases.Comparison]) -> None:
-    for case, known in zip(blind, knowing, strict=True):
-        print(
-            f"{case.name:62}{case.expected[0]:9.3f}{case.seconds[0]:9.3f}{case.mean_error:+8.1%}"
-            f"{known.mean_error:+13.1%}"
-        )
-
-
-def summary(label: str, errors: Iterable[float]) -> None:
-    size = np.abs(list(errors))
-    print(
-        f"  {label}: median {np.median(size):.2%}, p95 {np.quantile(size, 0.95):.1%}, worst {size.max():.1%}"
-    )
+    LEAST["transfers"] = 0 if compiled else len(rows) + 1
+    LEAST["hops solved"] = 10**18
+    return play_flows(topology, rows, "ideal")
 
 
 def build_simgrid(folder: Path) -> Path | None:
@@ -164,27 +113,9 @@ def ring_seconds(topology: Topology, hosts: list[int]) -> tuple[float, float]:
     """A ring all-reduce of 100 MB, compiled: host seconds, and virtual seconds until all are done."""
     from netsim.fluid import compiled
 
-    num = len(hosts)
-    steps = 2 * (num - 1)
-    routes = [topology.route(hosts[i], hosts[(i + 1) % num]) for i in range(num)]
-    links = np.full((num, 1 + max(map(len, routes))), len(topology.links))
-    for row, route in zip(links, routes, strict=True):
-        row[: len(route)] = route
-    latency = np.array([topology.latency_seconds[list(route)].sum() for route in routes])
-    source = np.tile(np.arange(num), steps)
+    steps = simgrid_cases.ring_steps(topology, hosts)
     begin = time.perf_counter()
-    _, done = compiled.play_steps(
-        topology.bits_per_second / 8,
-        links,
-        source,
-        np.tile(latency, steps),
-        np.full(num * steps, float(-(-100_000_000 // num))),
-        np.repeat(np.arange(steps), num),
-        source,
-        (source + 1) % num,
-        np.arange(steps),
-        np.zeros(num),
-    )
+    _, done = compiled.play_steps(*steps)
     return time.perf_counter() - begin, float(done.max())
 
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from netsim.files.errors import DeadlockError, InputError, unknown_name
-from netsim.fluid.capacity import can_compile
 from netsim.fluid.channel import BackgroundConnection
 from netsim.fluid.clock import Clock
+from netsim.fluid.compiling import is_worth_compiling
 from netsim.fluid.network import Network
+from netsim.fluid.wires import padded
 from netsim.topology.protocol import Protocol
 from netsim.weather.faults import Faults
 
@@ -38,8 +39,6 @@ __all__ = ["Flow", "FlowTable", "play_flows", "read_flows"]
 
 _COLUMNS = ("start_s", "src", "dst", "bytes")
 _FINISH = "finish_s"
-# From so many transfers on the compiled loop saves more than loading it costs.
-_WORTH_COMPILING = 5_000
 _MOST_TOLD = 4
 
 
@@ -185,7 +184,7 @@ def play_flows(
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
     listed = [_as_flow(flow, topology) for flow in flows]
     is_plain = parsed.is_plain and not topology.weather and recorder is None
-    if is_plain and len(listed) >= _WORTH_COMPILING and can_compile():
+    if is_plain and is_worth_compiling("transfers", len(listed)):
         return _play_compiled(topology, parsed, listed)
     return _play_on_network(topology, listed, parsed, on_delivered, recorder)
 
@@ -208,9 +207,7 @@ def _play_compiled(topology: Topology, protocol: Protocol, flows: list[Flow]) ->
     path = [pairs.setdefault((flow.src, flow.dst), len(pairs)) for flow in flows]
     routes = [topology.route(*pair) for pair in pairs]
     num_links = len(topology.links)
-    links = np.full((len(routes), max(map(len, routes), default=0) + 1), num_links)
-    for row, route in zip(links, routes, strict=True):
-        row[: len(route)] = route
+    links = padded(routes, num_links)
     latency = np.append(topology.latency_seconds, 0.0)[links].sum(axis=1)
     return compiled.play_messages(
         np.asarray(topology.bits_per_second, dtype=np.float64) / 8 * protocol.payload_share,

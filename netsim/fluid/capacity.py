@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from netsim.fluid.compiling import LEAST, is_worth_compiling
 from netsim.fluid.fairness import max_min_rates
 
 if TYPE_CHECKING:
@@ -15,15 +15,7 @@ if TYPE_CHECKING:
     from netsim.fluid.paths import Path
     from netsim.topology.protocol import Protocol
 
-__all__ = ["Capacity", "can_compile"]
-
-# Routes times hops that were solved for before the compiled solver is worth loading: about a second's work.
-_WORTH_COMPILING = 3_000_000
-
-
-def can_compile() -> bool:
-    """Whether the `fast` extra is installed."""
-    return importlib.util.find_spec("numba") is not None
+__all__ = ["Capacity"]
 
 
 class Capacity:
@@ -88,7 +80,7 @@ class Capacity:
         """`max_min_rates`, compiled as soon as that is worth it."""
         before = self._solved
         self._solved += routes.size
-        if before < _WORTH_COMPILING <= self._solved and can_compile():
+        if before < LEAST["hops solved"] and is_worth_compiling("hops solved", self._solved):
             from netsim.fluid import compiled_fairness
 
             self._solve = compiled_fairness.max_min_rates

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simgrid_cases import Row, case, golden, random_graph, random_rows, star, wan4
+from simgrid_cases import Row, case, golden, random_graph, random_rows, ring_steps, star, wan4
 
-from netsim.face import flows as flows_module
 from netsim.face.flows import play_flows
+from netsim.fluid.compiling import LEAST
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
 
@@ -51,7 +51,7 @@ def test_compiled_loop_gives_the_same_instants(network: str, monkeypatch: pytest
     ]()
     rows = random_rows(topology, 300, 3.0, 11)
     reference = play_flows(topology, rows, "ideal")
-    monkeypatch.setattr(flows_module, "_WORTH_COMPILING", 1)
+    monkeypatch.setitem(LEAST, "transfers", 1)
     compiled = play_flows(topology, rows, "ideal")
     np.testing.assert_allclose(compiled, reference, rtol=1e-9)
 
@@ -70,23 +70,5 @@ def test_ring_all_reduce_over_64_hosts_is_as_in_simgrid(place: str, seconds: flo
     num = 64
     topology = star(num) if place == "star" else wan4(num)
     hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if place == "round robin" else list(range(num))
-    routes = [topology.route(hosts[i], hosts[(i + 1) % num]) for i in range(num)]
-    links = np.full((num, 4), len(topology.links))
-    for row, route in zip(links, routes, strict=True):
-        row[: len(route)] = route
-    num_steps = 2 * (num - 1)
-    latency = np.array([sum(topology.latency_seconds[list(route)].tolist()) for route in routes])
-    source = np.tile(np.arange(num), num_steps)
-    _, done = compiled.play_steps(
-        topology.bits_per_second / 8,
-        links,
-        source,
-        np.tile(latency, num_steps),
-        np.full(num * num_steps, float(-(-100_000_000 // num))),
-        np.repeat(np.arange(num_steps), num),
-        source,
-        (source + 1) % num,
-        np.arange(num_steps),
-        np.zeros(num),
-    )
+    _, done = compiled.play_steps(*ring_steps(topology, hosts))
     assert done.max() == pytest.approx(seconds, rel=1e-9)

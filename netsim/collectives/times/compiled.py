@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from netsim.collectives.times.recurrence import Lines
+from netsim.fluid.wires import padded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ def compiled_seconds(
     number, latency, _ = lines.of(source, target)
     _, seconds = play_steps(
         wires.bytes_per_second,
-        _padded(lines.links, len(wires.bytes_per_second)),
+        padded(lines.links, len(wires.bytes_per_second)),
         number,
         latency,
         np.concatenate([step.num_bytes for step in steps]).astype(np.float64),
@@ -46,12 +46,3 @@ def compiled_seconds(
     if schedule.op == "sendrecv":
         seconds[0] = max(seconds[0], arrivals[1])  # a send completes with its receive
     return seconds
-
-
-def _padded(routes: list[tuple[int, ...]], num_links: int) -> npt.NDArray[np.int64]:
-    """Links of each route, filled up with `num_links`."""
-    table = np.full((len(routes), max(map(len, routes), default=0) + 1), num_links, np.int64)
-    row = np.repeat(np.arange(len(routes)), [len(route) for route in routes])
-    column = np.fromiter(chain.from_iterable(range(len(route)) for route in routes), np.int64, len(row))
-    table[row, column] = np.fromiter(chain.from_iterable(routes), np.int64, len(row))
-    return table

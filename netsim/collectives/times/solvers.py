@@ -15,7 +15,7 @@ import numpy.typing as npt
 from netsim.collectives.times.compiled import compiled_seconds
 from netsim.collectives.times.recurrence import contention_free_seconds
 from netsim.collectives.times.states import State, Transition
-from netsim.fluid.capacity import can_compile
+from netsim.fluid.compiling import is_worth_compiling
 
 if TYPE_CHECKING:
     from netsim.collectives.times.sandbox import Sandbox
@@ -26,8 +26,6 @@ __all__ = ["ByEvents", "Quick", "Solver", "Way"]
 
 Seconds = npt.NDArray[np.float64]
 
-# From so many messages on, loading and running compiled code takes less time than playing them one by one.
-_WORTH_COMPILING = 20_000
 _ROUNDING = 1e-12  # relative; ends as near as this are one for those who play events
 
 
@@ -65,7 +63,7 @@ class Quick:
         arrivals[list(entries.members)] = entries.seconds
         wires = self._network.wires
         seconds = contention_free_seconds(schedule, opening.hosts, arrivals, wires)
-        if seconds is None and schedule.num_messages >= _WORTH_COMPILING and can_compile():
+        if seconds is None and is_worth_compiling("messages", schedule.num_messages):
             seconds = compiled_seconds(schedule, opening.hosts, arrivals, wires)
         if seconds is None:
             return None
