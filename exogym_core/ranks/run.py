@@ -84,6 +84,7 @@ class RankRun:
     journal: Journal
     trace: str | Path | None
     timeout_seconds: float = 60.0
+    compare_calls: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ def run_ranks(
     journal: Journal | None = None,
     trace: str | Path | None = None,
     timeout_seconds: float = 60.0,
+    compare_calls: bool = True,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
 
@@ -172,6 +174,7 @@ def run_ranks(
         trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.tools.trace`). Of a
             run that is cut short by an error or Ctrl-C it holds what happened until then, and a warning says so.
         timeout_seconds: over `gloo`, how long ranks wait for each other; nothing in simulation.
+        compare_calls: over `gloo`, whether ranks tell each other what they call before it runs; a round trip each.
 
     Raises:
         MismatchError: ranks disagree about a call.
@@ -206,6 +209,7 @@ def run_ranks(
         journal=journal if journal is not None else Journal(),
         trace=trace,
         timeout_seconds=timeout_seconds,
+        compare_calls=compare_calls,
     )
     return carrier.carry(run)
 
@@ -282,6 +286,7 @@ def _over_gloo(asked: RankRun) -> RunResult[Any]:
         asked.body,
         asked.num_ranks,
         seed=asked.seed,
+        check=asked.compare_calls,
         timeout_seconds=asked.timeout_seconds,
         on_mark=take,
         on_deposit=asked.on_deposit,

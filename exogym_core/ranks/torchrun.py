@@ -64,6 +64,7 @@ class JoinedRank:
         there_is: tells what there is to go on from, such as the last checkpoint.
         seed: of the run.
         timeout_seconds: how long ranks wait for each other.
+        compare_calls: whether calls are compared before they run.
 
     Attributes:
         comm: connects it.
@@ -75,13 +76,14 @@ class JoinedRank:
     there_is: Callable[[], str]
     seed: int = 0
     timeout_seconds: float = TIMEOUT_SECONDS
+    compare_calls: bool = True
 
     comm: GlooCommunicator = None  # type: ignore[assignment]
     beside: SideChannel = None  # type: ignore[assignment]
     facts_at_checkpoint: Callable[[], Mapping[str, Any]] = dict
 
     def __enter__(self) -> Self:
-        rendezvous = Rendezvous.from_environment(True, self.timeout_seconds, "auto")
+        rendezvous = Rendezvous.from_environment(self.compare_calls, self.timeout_seconds, "auto")
         self._before = RandomStates.of_process()
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:

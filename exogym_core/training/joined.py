@@ -152,7 +152,7 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
         assert watcher is not None
         watcher.take(rank, row)
 
-    with JoinedRank(take, there_is, request.seed, request.timeout_seconds) as joined:
+    with JoinedRank(take, there_is, request.seed, request.timeout_seconds, request.compare_calls) as joined:
         comm = joined.comm
         with comm.off_clock():
             plan = comm.broadcast_object(_plan(program, watcher))

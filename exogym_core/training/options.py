@@ -202,6 +202,14 @@ class RunOptions:
         about="over `gloo`, how long ranks wait for each other, half an hour if None: more than the slowest needs for "
         "a round beyond the fastest. A rank that dies is noticed at once.",
     )
+    compare_calls: bool = option(
+        True,
+        check=_truth,
+        key="compare_calls",
+        file_type=bool,
+        about="over `gloo`, whether ranks tell each other each call before it runs, so that those that disagree are "
+        "told and not hung: a round trip a call, which strategies that communicate every step may want to save.",
+    )
     accuracy: Callable[[nn.Module, Any], float] | None = option(None)
     on_event: Callable[[Mapping[str, Any]], None] | None = option(None)
     progress: bool = option(

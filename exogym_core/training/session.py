@@ -108,6 +108,7 @@ class Session:
             keep_rows=False,
             journal=self._checkpoints.journal,
             timeout_seconds=request.timeout_seconds,
+            compare_calls=request.compare_calls,
         )
         final = self._looking.finish()
         self._settle()

@@ -7,8 +7,7 @@ preceded by a record of fixed size: a digest to compare, and a line to show wher
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.gloo.wire import Wire
 
-__all__ = ["ENDED", "RECORD_BYTES", "call_record", "disagreement", "gather_json"]
+__all__ = ["ENDED", "RECORD_BYTES", "call_record", "disagreement", "exchange_shapes"]
 
 RECORD_BYTES = 512
 _DIGEST_BYTES = 16
+_MOST_DIMENSIONS = 64  # torch's own limit
 ENDED = "has ended"
 
 
@@ -66,13 +66,14 @@ def disagreement(ranks: Sequence[int], records: Sequence[Tensor]) -> NetsimError
     return DeadlockError("\n".join([f"deadlock: {'; '.join(waiting)}", *table]))
 
 
-def gather_json(wire: Wire, obj: Any) -> list[Any]:
-    """Every member's `obj`, for what members must know of each other first."""
-    text = torch.frombuffer(bytearray(json.dumps(obj).encode()), dtype=torch.uint8)
-    sizes = [int(size) for size in wire.all_gather(torch.tensor([text.numel()]))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: text.numel()] = text
-    return [
-        json.loads(got[:size].numpy().tobytes())
-        for got, size in zip(wire.all_gather(padded), sizes, strict=True)
-    ]
+def exchange_shapes(wire: Wire, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The shape of what each member will send to this one, where `shapes[j]` is that of its part for member j.
+
+    By direct messages of one size, in one round trip.
+    """
+    rows = [torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64) for _ in shapes]
+    for row, shape in zip(rows, shapes, strict=True):
+        row[: len(shape) + 1] = torch.tensor([len(shape), *shape])
+    got = wire.all_to_all(rows, [rows[0].nbytes] * len(rows))
+    read = [part.view(torch.int64).tolist() for part in got]
+    return [row[1 : 1 + row[0]] for row in read]

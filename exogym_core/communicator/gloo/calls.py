@@ -32,6 +32,8 @@ __all__ = ["GlooRank", "GroupCalls"]
 T = TypeVar("T")
 R = TypeVar("R")
 
+_IN_FLIGHT = 2  # as torch's gloo has two threads a group, and `netsim`'s protocol of that name two lanes
+
 
 @dataclass
 class GlooRank:
@@ -117,7 +119,9 @@ class GroupCalls:
         self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
         self.mail = Mailbox(self.control, self.ranks, rank.rendezvous)
         self.letters = Letters(self.control, groups.store, rank.rendezvous)
-        self._rank, self._member, self._queue = rank, member, _CallQueue()
+        self._rank, self._member = rank, member
+        self._queue = _CallQueue(_IN_FLIGHT if rank.rendezvous.backend == "gloo" else 1)
+        self.wire.issued = self._queue.issued
         rank.groups.append(self)
 
     def make(
@@ -174,37 +178,63 @@ class _QueuedHandle(Handle[T]):
 
 
 class _CallQueue:
-    """Runs a group's asynchronous calls one after the other, in a thread that starts when needed."""
+    """Runs a group's asynchronous calls, each handed to torch after those before it, some in flight at a time.
 
-    def __init__(self) -> None:
+    Threads take turns: who has the turn takes the next call, and passes the turn on once that has been issued. So all
+    members issue in the same order, and as with torch's own gloo the gaps of one call are filled by the next.
+
+    Args:
+        in_flight: how many calls may be under way; as many threads start when they are needed.
+    """
+
+    def __init__(self, in_flight: int) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._in_flight, self._threads = in_flight, list[threading.Thread]()
         self._last: Future[Any] | None = None
+        self._turn, self._holder = threading.Lock(), 0
 
     @property
     def idle(self) -> bool:
-        """Whether everything submitted has been done."""
+        """Whether everything submitted has been done, or is at least under way for good."""
         return self._last is None or self._last.done()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Run `call` after those before it."""
-        if self._thread is None:
+        if not self._threads or (len(self._threads) < self._in_flight and not self.idle):
             # A daemon: a call whose members never come must not keep the process from ending.
-            self._thread = threading.Thread(target=self._work, name="gloo calls", daemon=True)
-            self._thread.start()
+            self._threads.append(threading.Thread(target=self._work, name="gloo calls", daemon=True))
+            self._threads[-1].start()
         self._last = Future()
         self._calls.put((call, self._last))
         return self._last
 
+    def issued(self) -> None:
+        """This thread's call has been issued: the next one may be."""
+        if self._holder == threading.get_ident():
+            self._holder = 0
+            self._turn.release()
+
     def stop(self) -> None:
-        """End the thread when it has done what was submitted."""
+        """End the threads when they have done what was submitted."""
         self._calls.put(None)
 
     def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
+        while True:
+            self._turn.acquire()
+            self._holder = threading.get_ident()
+            item = self._calls.get()
+            if item is None:
+                self._calls.put(None)  # for the other threads
+                self.issued()
+                return
             call, future = item
             try:
-                future.set_result(call())
+                result = call()
             except BaseException as error:
+                self.issued()
                 future.set_exception(error)
+            else:
+                self.issued()
+                future.set_result(result)
+                del result
             del item, call, future  # or the last call's tensors would live until the next one

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature, caller
-from exogym_core.communicator.gloo.agreement import gather_json
+from exogym_core.communicator.gloo.agreement import exchange_shapes
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
@@ -207,7 +207,7 @@ class GlooCommunicator(Communicator):
         whole, like = isinstance(tensors, Tensor), parts[0]
 
         def exchange() -> list[Tensor]:
-            coming = [rows[self.rank] for rows in gather_json(self._calls.control, shapes)]
+            coming = exchange_shapes(self._calls.control, shapes)
             sizes = [math.prod(shape) * like.element_size() for shape in coming]
             got = self._wire.all_to_all(flat, sizes)
             return [part.view(like.dtype).reshape(shape) for part, shape in zip(got, coming, strict=True)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Wire", "flattened", "shaped_like", "write_back"]
 
@@ -37,10 +37,14 @@ class Wire:
         ranks: the members' ranks in the run, in the user's order.
         member: this member's position among them.
         device: where the group's backend takes tensors.
+
+    Attributes:
+        issued: called when a collective has been handed to torch, before it is waited for.
     """
 
     def __init__(self, group: Any, ranks: Sequence[int], member: int, device: torch.device) -> None:
         self.group, self.size, self.member, self.device = group, len(ranks), member, device
+        self.issued: Callable[[], None] = lambda: None
         torch_order = sorted(ranks)
         self._place = [torch_order.index(rank) for rank in ranks]  # of member i in the process group
 
@@ -50,7 +54,7 @@ class Wire:
         if self.group is not None and flat.numel():
             options = dist.AllreduceOptions()
             options.reduceOp = _OPS[op]
-            self.group.allreduce([wide], options).wait()
+            self._finish(self.group.allreduce([wide], options))
         if op == "avg":
             wide.div_(self.size)
         flat.copy_(wide)
@@ -61,7 +65,7 @@ class Wire:
         if self.group is not None and flat.numel():
             options = dist.ReduceOptions()
             options.reduceOp, options.rootRank = _OPS[op], self._place[dst]
-            self.group.reduce([wide], options).wait()
+            self._finish(self.group.reduce([wide], options))
         if op == "avg":
             wide.div_(self.size)
         flat.copy_(wide)
@@ -71,7 +75,7 @@ class Wire:
         if self.group is not None and flat.numel():
             options = dist.BroadcastOptions()
             options.rootRank = self._place[src]
-            self.group.broadcast([_bytes(flat)], options).wait()
+            self._finish(self.group.broadcast([_bytes(flat)], options))
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """Every member's `flat`, of equal sizes."""
@@ -79,7 +83,7 @@ class Wire:
         if self.group is None:
             got[0].copy_(flat)
         elif flat.numel():
-            self.group.allgather([self._in_torch_order(got)], [_bytes(flat)]).wait()
+            self._finish(self.group.allgather([self._in_torch_order(got)], [_bytes(flat)]))
         return got
 
     def gather(self, flat: Tensor, dst: int) -> list[Tensor]:
@@ -91,7 +95,7 @@ class Wire:
             options = dist.GatherOptions()
             options.rootRank = self._place[dst]
             into = [self._in_torch_order(got)] if got else []
-            self.group.gather(into, [_bytes(flat)], options).wait()
+            self._finish(self.group.gather(into, [_bytes(flat)], options))
         return got
 
     def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> None:
@@ -102,7 +106,7 @@ class Wire:
             options = dist.ScatterOptions()
             options.rootRank = self._place[src]
             given = [self._in_torch_order(parts)] if parts else []
-            self.group.scatter([_bytes(flat)], given, options).wait()
+            self._finish(self.group.scatter([_bytes(flat)], given, options))
 
     def all_to_all(self, parts: Sequence[Tensor], num_bytes: Sequence[int]) -> list[Tensor]:
         """What every member sent to this one, as bytes; member i sends `num_bytes[i]`."""
@@ -113,7 +117,7 @@ class Wire:
         sizes = [num_bytes[member] for member in order]
         got = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
         sent = [parts[member].nbytes for member in order]
-        self.group.alltoall_base(got, given, sizes, sent).wait()
+        self._finish(self.group.alltoall_base(got, given, sizes, sent))
         pieces = dict(zip(order, torch.split(got, sizes), strict=True))
         return [pieces[member] for member in range(self.size)]
 
@@ -123,7 +127,7 @@ class Wire:
         if self.group is None:
             return [given]
         got = torch.empty_like(given)
-        self.group.alltoall_base(got, given, [], []).wait()
+        self._finish(self.group.alltoall_base(got, given, [], []))
         rows = got.view(self.size, -1)
         return [rows[place] for place in self._place]
 
@@ -148,6 +152,10 @@ class Wire:
         if self.group is not None:
             self.group.shutdown()
             self.group = None
+
+    def _finish(self, work: dist.Work) -> None:
+        self.issued()
+        work.wait()
 
     def _empty(self, flat: Tensor) -> list[Tensor]:
         return [torch.empty_like(flat) for _ in range(self.size)]

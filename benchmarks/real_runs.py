@@ -1,0 +1,254 @@
+"""Whole training runs over real gloo between shaped links, and the same experiment simulated: side by side.
+
+    sudo python benchmarks/real_runs.py [--out DIR] [--repeat 3] [--set KEY=VALUE ...]
+    python benchmarks/real_runs.py --table REAL_DIR SIMULATED_DIR       of runs made elsewhere
+
+Each rank is started by torchrun in a network namespace of its own (benchmarks/shaped_links.py), and runs `exogym_core
+compare` on the experiment below. Then the same file is run on the simulated network, with the compute time that was
+measured on this machine. Compared are the wall-clock of each round and of each run, bytes, and losses.
+
+**On machines of your own** the network is what you have. Measure it (`netsim probe`, docs/probing.md), write the
+experiment with `--write FILE`, name your topology in it, and run on every machine
+
+    torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m exogym_core compare FILE \\
+        --out real
+
+and anywhere `netgym compare FILE --out simulated`; then `--table real simulated`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from shaped_links import ShapedLinks, why_not
+
+from netsim import Topology
+
+# Rates and a model with which the network decides and two cores are not the limit.
+TOPOLOGY = {
+    "name": "four-shaped-sites",
+    "source": "set for benchmarks/real_runs.py, made real by benchmarks/shaped_links.py",
+    "regions": {name: {"hosts": 1, "nic": "10 Gbit/s"} for name in ("asia", "east", "eu", "west")},
+    "wan": [
+        {"between": ["east", "eu"], "bandwidth": "30 Mbit/s", "rtt": "16 ms"},
+        {"between": ["east", "west"], "up": "20 Mbit/s", "down": "25 Mbit/s", "rtt": "12 ms"},
+        {"between": ["asia", "west"], "bandwidth": "20 Mbit/s", "rtt": "20 ms"},
+        {"between": ["asia", "eu"], "bandwidth": "15 Mbit/s", "rtt": "30 ms"},
+        {"between": ["asia", "east"], "bandwidth": "15 Mbit/s", "rtt": "28 ms"},
+        {"between": ["eu", "west"], "bandwidth": "20 Mbit/s", "rtt": "24 ms"},
+    ],
+}
+EXPERIMENT = {
+    "name": "real-runs",
+    "task": "digits",
+    "model": {"name": "mlp", "hidden": [1024, 1024]},
+    "workers": {"count": 4},
+    "device": "cpu",
+    "protocol": "gloo",
+    "collectives": "gloo",
+    "compute": "measured",
+    "steps": 30,
+    "batch_size": 16,
+    "evaluate": {"samples": 0},  # looking takes whole models to rank 0, over the same links
+    "compare_calls": False,
+    "strategies": [
+        {"name": "DiLoCo", "H": 5, "optim_spec": "adamw", "lr": 4e-3},
+        {
+            "name": "DiLoCo",
+            "label": "DiLoCo int8",
+            "H": 5,
+            "codec": "int8",
+            "optim_spec": "adamw",
+            "lr": 4e-3,
+        },
+        {"name": "FedAvg", "H": 5, "optim_spec": "adamw", "lr": 4e-3},
+        {"name": "DeMo", "lr": 4e-3},
+        {"name": "AllReduce", "optim_spec": "adamw", "lr": 4e-3},
+    ],
+}
+PORT = 29517
+
+
+def run_real(experiment: Path, net: ShapedLinks, out: Path, options: list[str], seconds: float) -> None:
+    """Every rank in its host's namespace; rank 0 writes the folder."""
+    hosts = [host.name for host in net.topology.hosts]
+    environment = {**os.environ, "NETGYM_SECRET": "of these namespaces and no others", "OMP_NUM_THREADS": "1"}
+    # Real-time priority, as the delay line has: what else runs on this machine should not be measured.
+    torchrun = ["chrt", "-r", "10", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    torchrun += [
+        "--nnodes",
+        str(len(hosts)),
+        "--master-addr",
+        net.address(hosts[0]),
+        "--master-port",
+        str(PORT),
+    ]
+    program = ["-m", "exogym_core", "compare", str(experiment), "--out", str(out), *options]
+    started = []
+    try:
+        for rank, host in enumerate(hosts):
+            command = [*net.inside(host), *torchrun, "--node-rank", str(rank), *program]
+            own = {**environment, "GLOO_SOCKET_IFNAME": net.interface(host)}
+            with open(out.with_name(f"{out.name}.rank{rank}.txt"), "w") as log:
+                started.append(subprocess.Popen(command, stdout=log, stderr=log, env=own))
+        deadline = time.monotonic() + seconds
+        for rank, process in enumerate(started):
+            if process.wait(max(deadline - time.monotonic(), 1.0)):
+                raise RuntimeError(f"rank {rank} failed: see {out}.rank{rank}.txt")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def run_simulated(experiment: Path, out: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "exogym_core", "compare", str(experiment), "--out", str(out), *options]
+    subprocess.run(
+        ["chrt", "-r", "10", *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def steps_of(folder: Path, name: str) -> list[dict[str, float]]:
+    """Of one strategy's metrics: seconds at the end of each step, bytes sent so far, loss."""
+    (path,) = [
+        path
+        for path in (folder / "metrics").glob("*.csv")
+        if path.stem.replace("-", " ") == name.replace("-", " ")
+    ]
+    with open(path) as file:
+        rows = list(csv.DictReader(file))
+    clock = "wall_seconds" if "wall_seconds" in rows[0] else "virtual_seconds"
+    return [
+        {"seconds": float(row[clock]), "bytes": float(row["bytes_sent"]), "loss": float(row["train_loss"])}
+        for row in rows
+    ]
+
+
+def compared(real: list[Path], simulated: Path) -> list[dict[str, Any]]:
+    """One entry a strategy: medians over the real runs; rounds and run are counted from the end of the first step."""
+    experiment = yaml.safe_load((simulated / "experiment.yaml").read_text())
+    entries = []
+    for strategy in experiment["strategies"]:
+        name = strategy.get("label", strategy["name"])
+        length = strategy.get("H", 5)
+        runs, model = [steps_of(folder, name) for folder in real], steps_of(simulated, name)
+        marks = [0, *range(length, len(model) + 1, length)]
+        marks = [max(mark - 1, 0) for mark in marks]
+        rounds = [_differences(run, marks) for run in runs]
+        entries.append(
+            {
+                "name": name,
+                "round_steps": length,
+                "real_rounds": [statistics.median(each) for each in zip(*rounds, strict=True)],
+                "simulated_rounds": _differences(model, marks),
+                "real_seconds": [run[-1]["seconds"] - run[0]["seconds"] for run in runs],
+                "simulated_seconds": model[-1]["seconds"] - model[0]["seconds"],
+                "real_bytes": runs[0][-1]["bytes"],
+                "simulated_bytes": model[-1]["bytes"],
+                "loss": max(
+                    abs(one["loss"] / other["loss"] - 1)
+                    for run in runs
+                    for one, other in zip(run, model, strict=True)
+                ),
+            }
+        )
+    return entries
+
+
+def _differences(steps: list[dict[str, float]], marks: list[int]) -> list[float]:
+    ends = [steps[mark]["seconds"] for mark in marks]
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def table(entries: list[dict[str, Any]]) -> str:
+    lines = [
+        "| strategy | run, real s (each repetition) | simulated s | off | rounds off (least, median, largest)"
+        " | bytes off | losses off |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        real = statistics.median(entry["real_seconds"])
+        off = sorted(
+            model / real - 1
+            for real, model in zip(entry["real_rounds"], entry["simulated_rounds"], strict=True)
+        )
+        times = ", ".join(f"{each:.2f}" for each in sorted(entry["real_seconds"]))
+        lines.append(
+            f"| {entry['name']} | {real:.2f} ({times}) | {entry['simulated_seconds']:.2f}"
+            f" | {entry['simulated_seconds'] / real - 1:+.1%}"
+            f" | {off[0]:+.1%}, {statistics.median(off):+.1%}, {off[-1]:+.1%}"
+            f" | {entry['simulated_bytes'] / entry['real_bytes'] - 1:+.2%} | {entry['loss']:.1e} |"
+        )
+    return "\n".join(lines)
+
+
+def write_experiment(folder: Path) -> Path:
+    (folder / "four-shaped-sites.yaml").write_text(yaml.safe_dump(TOPOLOGY, sort_keys=False))
+    path = folder / "real-runs.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "topology": "four-shaped-sites.yaml"}, sort_keys=False))
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="keep the runs' folders here")
+    parser.add_argument("--repeat", type=int, default=3, help="real runs, whose median counts (default 3)")
+    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="write the experiment and its topology, and end"
+    )
+    parser.add_argument(
+        "--table", type=Path, nargs=2, metavar=("REAL", "SIMULATED"), help="compare two folders, and end"
+    )
+    args = parser.parse_args()
+    if args.table:
+        print(table(compared([args.table[0]], args.table[1])))
+        return
+    if args.write:
+        print(write_experiment(args.write))
+        return
+    if reason := why_not():
+        sys.exit(f"real_runs: {reason}; to run it elsewhere: --help")
+    out = args.out or Path(tempfile.mkdtemp(prefix="real-runs-"))
+    out.mkdir(exist_ok=True, parents=True)
+    experiment = write_experiment(out)
+    options = [word for each in args.sets for word in ("--set", each)]
+    real = []
+    for repetition in range(args.repeat):
+        with ShapedLinks(Topology.load(out / "four-shaped-sites.yaml")) as net:
+            real.append(out / f"real-{repetition}")
+            began, load = time.monotonic(), os.getloadavg()[0]
+            run_real(experiment, net, real[-1], options, 1800.0)
+            print(
+                f"real run {repetition}: {time.monotonic() - began:.0f} s, load {load:.1f}, dropped {net.drops()}",
+                flush=True,
+            )
+    run_simulated(experiment, out / "simulated", options)
+    entries = compared(real, out / "simulated")
+    (out / "compared.json").write_text(json.dumps(entries, indent=1))
+    print(table(entries))
+    for entry in entries:
+        print(entry["name"])
+        for kind in ("real", "simulated"):
+            print(f"    {kind:9} rounds: " + " ".join(f"{each:.3f}" for each in entry[f"{kind}_rounds"]))
+    if args.out is None:
+        shutil.rmtree(out)
+
+
+if __name__ == "__main__":
+    main()
