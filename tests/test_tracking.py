@@ -21,11 +21,11 @@ def experiment(loggers: str) -> Experiment:
     return Experiment.from_document(parse_document(text))
 
 
-@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_told_with_the_remedy(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("torch.utils.tensorboard", "wandb"):
+    for name in ("torch.utils.tensorboard", "wandb", "mlflow.entities"):
         monkeypatch.setitem(sys.modules, name, None)
     with (
         pytest.raises(InputError, match=rf"{package}.* not installed.* pip install 'netgym\[tracking\]'"),
@@ -98,3 +98,29 @@ def test_wandb_goes_on_with_the_run_it_had_and_logs_no_row_twice(
     assert [options.get("id") for options in begun] == [None, "a1b2"]
     assert [options.get("resume") for options in begun] == [None, "allow"]
     assert run.steps == [1, 2, 3, 4, 5]
+
+
+def test_mlflow_has_virtual_time_as_its_time_axis_and_no_row_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With MLflow itself, in a file store; skipped where it is not installed."""
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for last in (2, 3):
+        with open_loggers(experiment("[mlflow]"), RunFolder(tmp_path), "DiLoCo") as (logger,):
+            for step in range(1, last + 1):
+                logger.event({"kind": "step", "step": step, "train_loss": 0.5, "virtual_seconds": step * 1.5})
+    client = MlflowClient()
+    (run,) = client.search_runs([client.search_experiments()[0].experiment_id])
+    history = client.get_metric_history(run.info.run_id, "train_loss")
+    assert [(each.step, each.timestamp - run.info.start_time) for each in history] == [
+        (1, 1500),
+        (2, 3000),
+        (3, 4500),
+    ]
+    by_time = client.get_metric_history(run.info.run_id, "by_virtual_ms/train_loss")
+    assert [each.step for each in by_time] == [1500, 3000, 4500]
+    assert run.data.tags["run_folder"] == tmp_path.name

@@ -149,7 +149,7 @@ class Settings(Schema):
     seed: Seed = 0
     seeds: Count | Annotated[list[Seed], Field(min_length=1)] | None = None
     network_seed: Seed | None = None
-    loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=["csv"])
+    loggers: list[Literal["csv", "tensorboard", "wandb", "mlflow"]] = Field(default=["csv"])
     scales: dict[str, dict[str, Any]] = Field(default={})
     sweep: dict[str, Any] | None = None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.names import file_name
+from exogym_core.names import file_name, visible
 from exogym_core.results.loggers import WandbLogger
+from exogym_core.results.record import write_whole
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from exogym_core.results.loggers import Logger
     from exogym_core.results.record import RunFolder
 
-__all__ = ["TensorBoardLogger", "open_loggers"]
+__all__ = ["MLflowLogger", "TensorBoardLogger", "open_loggers"]
+
+
+_METRICS_AT_ONCE = 1000  # MLflow takes no more in one call
 
 
 class TensorBoardLogger:
@@ -55,10 +59,102 @@ class TensorBoardLogger:
         self._writer.close()
 
 
+class MLflowLogger:
+    """Metrics of an MLflow run, one a strategy and seed, in the experiment's name.
+
+    A metric's step is the training step, and its timestamp the run's start plus virtual time, so that MLflow's
+    relative time axis is virtual time. `by_virtual_ms/...` has virtual milliseconds as steps.
+
+    Args:
+        experiment: what is run; its settings are the run's parameters.
+        label: the strategy's, with the seed where there are several.
+        group: the run folder's name, by which runs are grouped (tag `run_folder`).
+        id_file: keeps the run's id: where it is there, that run is gone on with, and rows up to its last step
+            are not logged again.
+
+    Raises:
+        InputError: MLflow is not installed, or its server cannot be reached.
+    """
+
+    def __init__(self, experiment: Experiment, label: str, group: str, id_file: Path) -> None:
+        try:
+            from mlflow.entities import Metric, Param, RunTag
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
+        except ImportError:
+            raise InputError(
+                "loggers: mlflow is not installed: run: pip install 'netgym[tracking]'"
+            ) from None
+        self._metric = Metric
+        try:
+            self._client = MlflowClient()
+            self._run_id, self._last_step = self._known(id_file)
+            if self._run_id is None:
+                name = str(experiment.settings.name)
+                found = self._client.get_experiment_by_name(name)
+                number = found.experiment_id if found is not None else self._client.create_experiment(name)
+                self._run_id = self._client.create_run(number, run_name=label).info.run_id
+                write_whole(id_file, f"{self._run_id}\n")
+                tags = {"run_folder": group, "strategy": label}
+                settings = {
+                    key: str(value)[:500]
+                    for key, value in experiment.to_mapping().items()
+                    if not isinstance(value, dict | list)
+                }
+                self._client.log_batch(
+                    self._run_id,
+                    params=[Param(*pair) for pair in settings.items()],
+                    tags=[RunTag(*pair) for pair in tags.items()],
+                )
+            self._begun = int(self._client.get_run(self._run_id).info.start_time)
+        except MlflowException as error:
+            told = visible(str(error).partition("\n")[0], 300)
+            raise InputError(
+                f"loggers: mlflow: {told} (its server is that of MLFLOW_TRACKING_URI)"
+            ) from error
+        self._waiting: list[Any] = []
+
+    def _known(self, id_file: Path) -> tuple[str | None, int]:
+        """The run of before an interruption, and its last step."""
+        if not id_file.is_file():
+            return None, -1
+        run_id = id_file.read_text(encoding="utf-8").strip()
+        return run_id, int(self._client.get_run(run_id).data.metrics.get("last_step", -1))
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """One metric for each number of the row."""
+        step, seconds = row["step"], row.get("virtual_seconds")
+        if step <= self._last_step:
+            return
+        milliseconds = round(seconds * 1000) if seconds is not None else 0
+        at = self._begun + milliseconds
+        for key, value in row.items():
+            if key in ("kind", "step") or not isinstance(value, int | float):
+                continue
+            self._waiting.append(self._metric(key, float(value), at, step))
+            if seconds is not None and key != "virtual_seconds":
+                self._waiting.append(self._metric(f"by_virtual_ms/{key}", float(value), at, milliseconds))
+        if row["kind"] == "step":
+            self._waiting.append(self._metric("last_step", float(step), at, step))
+        if len(self._waiting) > _METRICS_AT_ONCE // 2:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_METRICS_AT_ONCE], self._waiting[_METRICS_AT_ONCE:]
+            self._client.log_batch(self._run_id, metrics=batch)
+
+    def close(self) -> None:
+        """Log what is left, and end the run."""
+        self._flush()
+        self._client.set_terminated(self._run_id)
+
+
 def _wandb_logger(experiment: Experiment, folder: RunFolder, label: str, axis: str) -> WandbLogger:
     """Goes on with the run that this strategy had before an interruption, known by a file in the folder."""
     path = folder.make_folder("checkpoints") / f"{file_name(label)}.wandb"
-    return WandbLogger(str(experiment.settings.name), label, experiment.to_mapping(), axis, path)
+    name = str(experiment.settings.name)
+    return WandbLogger(name, label, experiment.to_mapping(), axis, path, group=folder.path.name)
 
 
 @contextmanager
@@ -75,6 +171,9 @@ def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Itera
             elif name == "wandb":
                 axis = "virtual_seconds" if experiment.topology is not None else "step"
                 loggers.append(_wandb_logger(experiment, folder, label, axis))
+            elif name == "mlflow":
+                path = folder.make_folder("checkpoints") / f"{file_name(label)}.mlflow"
+                loggers.append(MLflowLogger(experiment, label, folder.path.name, path))
             else:
                 continue
             stack.callback(loggers[-1].close)

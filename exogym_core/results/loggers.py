@@ -86,6 +86,7 @@ class WandbLogger:
         x_axis: `step`, `examples` or `virtual_seconds`.
         id_file: keeps the run's id: where it is there, that run is gone on with, and rows up to its last step
             are not logged again.
+        group: under which the run appears with others, such as the other strategies'.
 
     Raises:
         InputError: wandb is not installed.
@@ -98,6 +99,7 @@ class WandbLogger:
         config: Mapping[str, Any],
         x_axis: str = "step",
         id_file: Path | None = None,
+        group: str | None = None,
     ) -> None:
         try:
             wandb = importlib.import_module("wandb")
@@ -108,7 +110,8 @@ class WandbLogger:
         known = id_file is not None and id_file.is_file()
         run_id = id_file.read_text(encoding="utf-8").strip() if id_file is not None and known else None
         resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
-        self._run = wandb.init(project=project, name=run_name, config=dict(config), **resumed)
+        grouped = {} if group is None else {"group": group}
+        self._run = wandb.init(project=project, name=run_name, config=dict(config), **grouped, **resumed)
         if id_file is not None:
             write_whole(id_file, f"{self._run.id}\n")
         last_step = None if run_id is None else self._run.summary.get("step")
