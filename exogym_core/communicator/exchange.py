@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from exogym_core.communicator.values import Combine, Outcome, combine
-from netsim.files.errors import DeadlockError, MismatchError, NetsimError
+from netsim.files.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
+from netsim.ranks.calls import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -110,6 +111,7 @@ class Exchange:
         self._blocked: dict[int, Slot | str] = {}
         self._exited: set[int] = set()
         self._shelf: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
+        self._broken: set[Hashable] = set()
 
     def put(
         self,
@@ -128,6 +130,9 @@ class Exchange:
         slot.signatures[member] = signature
         slot.inputs[member] = tensors
         slot.missing.discard(rank)
+        if self._broken and group_of(key.group) in self._broken:
+            self._fail(slot)
+            return slot
         # A message to oneself has two members and one rank.
         if not slot.missing and None not in slot.signatures:
             del self._slots[key]
@@ -142,10 +147,24 @@ class Exchange:
             slot.error = _mismatch(slot)
         else:
             slot.outcome = self._outcome(first, slot)
+        self._finish(slot)
+
+    def _finish(self, slot: Slot) -> None:
         slot.inputs = []
         for rank in slot.waiters:
             self.unblock(rank)
         self._on_complete(slot)
+
+    def break_group(self, group: Hashable) -> None:
+        """Calls of this group that wait for members have no values to give, nor have those posted from now on."""
+        self._broken.add(group)
+        for slot in [slot for slot in self._slots.values() if group_of(slot.key.group) == group]:
+            self._fail(slot)
+
+    def _fail(self, slot: Slot) -> None:
+        del self._slots[slot.key]
+        slot.error = BrokenCallError("Connection closed by peer: the group of this call is broken")
+        self._finish(slot)
 
     def _outcome(self, first: Signature, slot: Slot) -> Outcome:
         if first.name not in ("publish", "fetch", "put", "taken", "forget"):
@@ -203,6 +222,11 @@ class Exchange:
     def running(self) -> AbstractSet[int]:
         """The ranks that can still do something by themselves."""
         return self._running
+
+    @property
+    def is_clock_awaited(self) -> bool:
+        """Whether a rank waits for the clock."""
+        return any(isinstance(reason, str) for reason in self._blocked.values())
 
     def calls_in_flight(self) -> list[str]:
         """Every call that waits for members, as one line each."""

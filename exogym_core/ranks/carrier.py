@@ -69,6 +69,7 @@ class Carrier(ABC):
             journal.on_request,
             recorder,
             combined,
+            self._recall,
         )
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
@@ -89,6 +90,10 @@ class Carrier(ABC):
 
         Raises what ends the run.
         """
+
+    def _recall(self) -> bool:
+        """Wait for a call of a rank that is away; False where none is."""
+        return False
 
     @abstractmethod
     def _completed(self, slot: Slot) -> None:

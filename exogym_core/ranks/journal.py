@@ -93,7 +93,7 @@ def _plain(request: Request) -> list[Any]:
         case Advance():
             return ["advance", request.seconds]
         case Post():
-            return ["post", *request.key, request.member, request.call]
+            return ["post", *request.key, request.member, request.call]  # and no time: only programs give one
         case Wait():
             return ["wait", *request.key]
         case Join():
@@ -114,7 +114,7 @@ def _plain(request: Request) -> list[Any]:
             return ["withdraw", *request]
         case Mark():
             return ["mark", request.row]
-        case _:
+        case _:  # such as Await, which only programs ask that keep no log
             raise TypeError(f"{type(request).__name__} is no part of a log")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import time
 import warnings
@@ -31,8 +32,9 @@ from exogym_core.ranks.records import (
     Requests,
     Values,
 )
-from exogym_core.ranks.watch import SECONDS_OF_SILENCE, Silence
-from netsim.files.errors import MismatchError, NetsimError, RankError
+from exogym_core.ranks.watch import SECONDS_OF_SILENCE, Silence, spent_seconds
+from netsim.files.errors import BrokenCallError, MismatchError, NetsimError, RankError
+from netsim.ranks.requests import gives_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +54,10 @@ __all__ = ["Homes", "ProcessRun", "blocks_of", "run_in_processes"]
 _GRACE_SECONDS = 1.0
 # A process with a busy rank says so this often at least, as long as its Python runs (host time).
 _SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
+# Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
+_SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
+# How long that may last (host time) before the clock goes on without them, and before others' time is up.
+_SECONDS_IDLE, _MOST_SECONDS_IDLE = 1.0, 30.0
 
 
 class Homes(Protocol):
@@ -104,6 +110,7 @@ class ProcessRun(Carrier):
         self._slots: dict[Key, Slot] = {}
         self._unfinished = [set(block) for block in blocks]
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
+        self._gives_times = False  # a rank has given a call a time
         self.children: Homes | None = None
 
     def run(self, children: Homes) -> None:
@@ -143,7 +150,14 @@ class ProcessRun(Carrier):
             if not self.simulation.exchange.running:
                 return False
             live = [index for index, ranks in enumerate(self._unfinished) if ranks]
-            ready = self.children.ready(live, _SECONDS_OF_SILENCE)
+            patience = self._patience_seconds()
+            if patience < math.inf and rank not in self.simulation.away:
+                ready = self._ready_or_idle(live, patience)
+                if not ready:
+                    self.simulation.away |= self.simulation.exchange.running
+                    return False
+            else:
+                ready = self.children.ready(live, _SECONDS_OF_SILENCE)
             if not ready:
                 self._tell_of_standstill(live)
                 ready = self.children.ready(live)
@@ -153,15 +167,59 @@ class ProcessRun(Carrier):
                 except ChannelClosed:
                     raise self._died(index) from None
         index, batch = self._inboxes.popleft()
+        self.simulation.away -= self._unfinished[index]
         for record in batch:
             self._take_in(index, record)
         return True
+
+    def _recall(self) -> bool:
+        return bool(self.simulation.away) and self._let_run(min(self.simulation.away))
+
+    def _patience_seconds(self) -> float:
+        """How long ranks may stand idle (host time) before the clock goes on.
+
+        As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
+        would be next.
+        """
+        kernel = self.simulation.kernel
+        if not (self._gives_times and self.simulation.exchange.is_clock_awaited):
+            return math.inf
+        alarm = kernel.seconds_to_alarm
+        is_next = kernel.clock.peek() >= kernel.clock.now + alarm
+        return min(alarm, _MOST_SECONDS_IDLE) if is_next and alarm < math.inf else _SECONDS_IDLE
+
+    def _ready_or_idle(self, live: Sequence[int], seconds: float) -> list[int]:
+        """Those that have sent something; none when the others' processes have stood idle for so long.
+
+        Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
+        """
+        assert self.children is not None
+        num_looks = math.ceil(seconds / _SECONDS_A_LOOK)
+        while True:
+            num_busy, spent = 0, self._spent_seconds(live)[0]
+            for _ in range(num_looks):
+                ready = self.children.ready(live, seconds / num_looks)
+                if ready:
+                    return ready
+                now, is_asleep = self._spent_seconds(live)
+                num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_looks
+                spent = now
+            if num_busy < num_looks / 2:
+                return []
+
+    def _spent_seconds(self, live: Sequence[int]) -> tuple[float, bool]:
+        """Of the processors' time, by the processes of ranks that can go on; and whether all of them sleep."""
+        assert self.children is not None
+        running = self.simulation.exchange.running
+        seen = [spent_seconds(self.children.pids[i]) for i in live if running & self._unfinished[i]]
+        return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
         exchange, arena = self.simulation.exchange, self._arenas[index]
         error = None
         match record:
             case Requests():
+                self._gives_times = self._gives_times or any(map(gives_time, record.requests))
                 self.simulation.kernel.streams[record.rank].extend(record.requests)
             case Values():
                 tensors = [arena.get(ref) for ref in record.refs]
@@ -200,6 +258,8 @@ class ProcessRun(Carrier):
         self._slots.pop(slot.key, None)
         members: dict[int, list[int]] = {}
         for member, rank in enumerate(slot.ranks):
+            if slot.signatures[member] is None:  # the call is broken, and this member has not posted
+                continue
             members.setdefault(self._home[rank], []).append(member)
         messages = [(index, self._done(slot, index, local)) for index, local in members.items()]
         # Sent only when all are copied: a child that has its values uses the memory of its inputs again, and
@@ -217,7 +277,7 @@ class ProcessRun(Carrier):
                 if member in slot.outcome.own
             }
             shared = [arena.put(tensor) for tensor in slot.outcome.shared]
-        assert isinstance(slot.error, MismatchError | None)
+        assert isinstance(slot.error, MismatchError | BrokenCallError | None)
         return Done(slot.key, shared, own, slot.error)
 
     def _answered(self, rank: int, value: Answer) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.port import RankState
     from exogym_core.ranks.arena import TensorRef
-    from netsim.files.errors import MismatchError, NetsimError
+    from netsim.files.errors import BrokenCallError, MismatchError, NetsimError
     from netsim.ranks.requests import Answer, Key, Request
 
 __all__ = [
@@ -99,7 +99,7 @@ class Done(NamedTuple):
     key: Key
     shared: list[TensorRef]
     own: dict[int, list[TensorRef]]
-    error: MismatchError | None
+    error: MismatchError | BrokenCallError | None
 
 
 class Answered(NamedTuple):

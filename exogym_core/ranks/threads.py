@@ -9,7 +9,7 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS, Carrier
 from exogym_core.ranks.failures import run_rank, told
 from exogym_core.ranks.turns import Turns
-from netsim.files.errors import MismatchError, NetsimError
+from netsim.files.errors import NetsimError
 from netsim.ranks.requests import Key, Mark, Request
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ class _ThreadPort:
             self._run.fail(self._exchange.block(self._rank, ticket))
             self._turns.give_way(self._rank)
         if ticket.error is not None:
-            raise MismatchError(*ticket.error.args)  # one object a rank: each gets a traceback of its own
+            raise type(ticket.error)(
+                *ticket.error.args
+            )  # one object a rank: each gets a traceback of its own
         assert ticket.outcome is not None
         return ticket.outcome.of(member)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-__all__ = ["SECONDS_OF_SILENCE", "Silence", "Watch", "place_in"]
+__all__ = ["SECONDS_OF_SILENCE", "Silence", "Watch", "place_in", "spent_seconds"]
 
 SECONDS_OF_SILENCE = 30.0  # host time
 
@@ -107,3 +108,11 @@ def place_in(frame: FrameType) -> tuple[str, int, str]:
         found = found.f_back
     chosen = found if found is not None else frame
     return chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name
+
+
+def spent_seconds(pid: int) -> tuple[float, bool]:
+    """Of the processors' time, by a process and all its threads, and whether it sleeps; (0, False) if nobody tells."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "S"
+    return 0.0, False

@@ -7,11 +7,16 @@ and boolean dtypes, bitwise and pre-multiplied sums.
 
 from __future__ import annotations
 
+import datetime
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from exogym_core.torch_backend.monitored import monitored_barrier
+from exogym_core.torch_backend.private import DEFAULT_SECONDS, Profile
+from exogym_core.torch_backend.sparse import add_up_sparse
 from exogym_core.torch_backend.tensors import (
     copy_all,
     even_splits,
@@ -25,7 +30,6 @@ from exogym_core.torch_backend.work import NetsimWork
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    import datetime
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
@@ -56,10 +60,12 @@ class NetsimGroup(dist.ProcessGroup):
         super().__init__(comm.rank, comm.world_size)
         self._session, self._comm, self._store, self._given_name = session, comm, store, name
         self._coalesced: list[NetsimWork] | None = None
+        self.shown_name = "netsim"  # in profiles
+        self._profile = Profile()
 
     # --- what it is ----------------------------------------------------------------------------------------
 
-    def getBackendName(self) -> str:  # noqa: N802 (c10d's)
+    def getBackendName(self) -> str:  # noqa: N802 (c10d's, whose C++ looks for gloo itself under gloo's name)
         return "netsim"
 
     def name(self) -> str:
@@ -110,7 +116,9 @@ class NetsimGroup(dist.ProcessGroup):
         pass
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        pass
+        self._comm.call_seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -130,22 +138,43 @@ class NetsimGroup(dist.ProcessGroup):
     # --- collectives ---------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        if tensors[0].is_sparse:
+            return self._sparse_all_reduce(tensors[0], op_of(opts))
         return self._reduced("all_reduce", tensors, op_of(opts))
 
+    def _sparse_all_reduce(self, tensor: Tensor, op: Any) -> NetsimWork:
+        if op != dist.ReduceOp.SUM:
+            raise InputError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
+        with self._session.call(), torch.no_grad():
+            tensor.copy_(add_up_sparse(self._comm, tensor))
+        return self._work("sparse_all_reduce", [], lambda got: None, [tensor], shown_tensors=[])
+
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = {  # of each dtype
+            dtype: torch.cat([tensor.detach().reshape(-1) for tensor in tensors if tensor.dtype == dtype])
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors)
+        }
 
         def finish(got: list[Any]) -> None:
-            for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-                tensor.detach().copy_(part.view_as(tensor))
+            for dtype, line in flat.items():
+                alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+                for tensor, part in zip(alike, line.split([each.numel() for each in alike]), strict=True):
+                    tensor.detach().copy_(part.view_as(tensor))
 
-        work = self._reduced("all_reduce", [flat], op_of(opts))
+        work = self._reduced("all_reduce", list(flat.values()), op_of(opts), shown_tensors=tensors)
         return self._then(work, "allreduce_coalesced", finish, tensors)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
         return self._reduced("reduce", tensors, op_of(opts), root=int(opts.rootRank))
 
-    def _reduced(self, name: str, tensors: Sequence[Tensor], op: Any, root: int = 0) -> NetsimWork:
+    def _reduced(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        op: Any,
+        root: int = 0,
+        shown_tensors: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
         works = []
         for tensor in tensors:
             plain, op_name, back = reducible(tensor, op)
@@ -162,7 +191,7 @@ class NetsimGroup(dist.ProcessGroup):
                 self._post(name, [plain], first_of(plain), reduce_op=op_name, root=root)
                 for _, plain, _, op_name in works
             ]
-        return self._work(name, handles, finish, tensors)
+        return self._work(name, handles, finish, tensors, shown_tensors=shown_tensors)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
         root = int(opts.rootRank)
@@ -185,7 +214,9 @@ class NetsimGroup(dist.ProcessGroup):
 
         with self._session.call():
             handles = [self._post("all_gather", [plain_form(t)], list) for t in inputs]
-        return self._work("allgather", handles, finish, [t for into in outputs for t in into])
+        return self._work(
+            "all_gather", handles, finish, [t for into in outputs for t in into], shown_tensors=inputs
+        )
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -201,7 +232,7 @@ class NetsimGroup(dist.ProcessGroup):
 
         with self._session.call():
             handle = self._post("all_gather", [plain_form(tensor)], list)
-        return self._work("all_gather_into_tensor", [handle], finish, [output])
+        return self._work("_all_gather_base", [handle], finish, [output])
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -218,7 +249,9 @@ class NetsimGroup(dist.ProcessGroup):
 
         with self._session.call():
             handle = self._post("gather", [plain_form(inputs[0])], list, root=root)
-        return self._work("gather", [handle], finish, [t for into in outputs for t in into])
+        return self._work(
+            "gather", [handle], finish, [t for into in outputs for t in into], shown_tensors=inputs
+        )
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
         root, output = int(opts.rootRank), outputs[0]
@@ -266,13 +299,19 @@ class NetsimGroup(dist.ProcessGroup):
             handle = self._post("reduce_scatter", plain, lambda got: got[0], reduce_op=op_name)
         return self._work("reduce_scatter", [handle], finish, [output])
 
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+    def alltoall(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any = None,
+        shown_tensors: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
         def finish(got: list[Any]) -> None:
             copy_all(outputs, got[0])
 
         with self._session.call():
             handle = self._post("all_to_all", [plain_form(t) for t in inputs], list)
-        return self._work("all_to_all", [handle], finish, outputs)
+        return self._work("all_to_all", [handle], finish, outputs, shown_tensors=shown_tensors)
 
     def all_to_all_single(
         self,
@@ -284,17 +323,26 @@ class NetsimGroup(dist.ProcessGroup):
     ) -> NetsimWork:
         given = tensor.detach().split(list(input_split_sizes or even_splits(tensor, self.size(), "input")))
         into = output.detach().split(list(output_split_sizes or even_splits(output, self.size(), "output")))
-        return self._then(self.alltoall(into, given), "all_to_all", lambda got: None, [output])
+        return self._then(
+            self.alltoall(into, given, shown_tensors=[tensor]), "all_to_all", lambda got: None, [output]
+        )
 
     def barrier(self, opts: Any = None) -> NetsimWork:
         with self._session.call():
             handle = self._post("barrier", [], lambda got: None)
-        return self._work("barrier", [handle], lambda got: None, [])
+        work = self._work("barrier", [handle], lambda got: None, [])
+        work.give(getattr(opts, "timeout", None))
+        return work
 
     def monitored_barrier(
         self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        self.barrier().wait()
+        """As gloo's: rank 0 hears from each of the others in turn, then lets them go on; it names who has not come."""
+        with self._session.call():
+            monitored_barrier(
+                self._comm, DEFAULT_SECONDS if timeout is None else timeout.total_seconds(), wait_all_ranks
+            )
+            self._session.waited("monitored_barrier")
 
     # c10d's names of the same calls until torch 2.12
     _allgather_base = all_gather_single
@@ -325,8 +373,8 @@ class NetsimGroup(dist.ProcessGroup):
         into = torch.empty_like(plain_form(tensors[0]))
         with self._session.call():
             source = self._comm.recv(into, None, tag)
-            tensors[0].detach().copy_(into)
-        return self._work("recv", [], lambda got: None, tensors, source=source)
+            tensors[0].detach().copy_(into.view(tensors[0].dtype))
+        return self._work("recvAnySource", [], lambda got: None, tensors, source=source)
 
     # --- groups --------------------------------------------------------------------------------------------
 
@@ -354,7 +402,10 @@ class NetsimGroup(dist.ProcessGroup):
         finish: Callable[[list[Any]], None],
         outputs: Sequence[Tensor],
         source: int = -1,
+        shown_tensors: Sequence[Tensor] | None = None,
     ) -> NetsimWork:
+        shown = outputs if shown_tensors is None else shown_tensors
+        self._profile.show(f"{self.shown_name}:{op}", shown)
         work = NetsimWork(self._session, op, handles, finish, outputs, source)
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -372,8 +423,8 @@ class _OfWork:
     def __init__(self, work: NetsimWork) -> None:
         self._work = work
 
-    def wait(self) -> None:
-        self._work.wait()
+    def wait(self, seconds: float = math.inf) -> None:
+        self._work.wait(datetime.timedelta(seconds=seconds) if seconds < math.inf else None)
 
     def deliver(self) -> None:
         self._work.deliver()

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import _rendezvous_handlers
 
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes import run_in_processes
+from exogym_core.torch_backend.private import rendezvous_by
 from exogym_core.torch_backend.registration import register
+from exogym_core.torch_backend.replacement import replace_backends
 from exogym_core.torch_backend.report import Exposure, ProgramReport, report_of
 from exogym_core.torch_backend.session import ComputeClock, attach
 from netsim.tools.trace import tracing
@@ -115,8 +116,8 @@ def _become_rank(
         yield dist.FileStore(store, size), rank, size  # type: ignore[attr-defined]
 
     # torch's own would listen on a port; these ranks share a private folder.
-    _rendezvous_handlers["env"] = meet
-    _replace_backends(program.replaced_backends)
+    rendezvous_by(meet)
+    replace_backends(program.replaced_backends)
     sys.argv = [program.name, *program.arguments]
     session = attach(comm, compute)
     try:
@@ -131,27 +132,3 @@ def _become_rank(
             raise
     session.settle()
     session.end()
-
-
-def _replace_backends(names: Sequence[str]) -> None:
-    """Have the program get `netsim` where it asks for one of these, or for torch's own choice."""
-    if not names:
-        return
-    core = dist.distributed_c10d
-    for function in ("init_process_group", "new_group"):
-        original = getattr(core, function)
-
-        def replaced(
-            *arguments: Any, _original: Any = original, _name: str = function, **options: Any
-        ) -> Any:
-            position = 0 if _name == "init_process_group" else 2
-            given = arguments[position] if len(arguments) > position else options.get("backend")
-            if given is None or any(part.split(":")[-1] in names for part in str(given).split(",")):
-                if len(arguments) > position:
-                    arguments = (*arguments[:position], "netsim", *arguments[position + 1 :])
-                else:
-                    options["backend"] = "netsim"
-            return _original(*arguments, **options)
-
-        setattr(core, function, replaced)
-        setattr(dist, function, replaced)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from exogym_core.torch_backend.group import NetsimGroup
+from exogym_core.torch_backend.private import DEFAULT_SECONDS, is_registered
 from exogym_core.torch_backend.session import RankSession, current_session
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
     comm = session.comm if len(ranks) == session.comm.world_size and _is_first(session) else None
     if comm is None:
         comm = session.comm.group(ranks)
+    seconds = options.timeout.total_seconds()
+    if seconds != DEFAULT_SECONDS:  # a time that the program itself has chosen
+        comm.call_seconds = seconds
     return NetsimGroup(session, comm, options.store, options.group_id)
 
 
@@ -35,5 +39,5 @@ def _is_first(session: RankSession) -> bool:
 
 def register() -> None:
     """Make `netsim` known to torch.distributed; again is harmless."""
-    if "NETSIM" not in dist.Backend._plugins:
+    if not is_registered("netsim"):
         dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])

@@ -7,7 +7,9 @@ let in if it is the same user's. What travels there is as between a parent and i
 from __future__ import annotations
 
 import atexit
+import functools
 import json
+import multiprocessing.util
 import os
 import select
 import socket
@@ -15,8 +17,12 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import World
@@ -69,7 +75,9 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     block = RankBlock.alone(world, rank, channel, arena, _ended_run)
     comm = block.communicator(rank, RankState())
     session = attach(comm, compute)
-    atexit.register(_leave, session, block, rank)
+    leave = functools.cache(lambda: _leave(session, block, rank))
+    atexit.register(leave)
+    multiprocessing.util.Finalize(None, leave, exitpriority=0)  # multiprocessing's children skip atexit
     return session
 
 
@@ -81,7 +89,9 @@ def _ended_run(reason: str) -> BaseException:
 
 def _leave(session: RankSession, block: RankBlock, rank: int) -> None:
     """At the end of the rank's process: say whether its program has come to its own end."""
-    failure = getattr(sys, "last_value", None)
+    failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(failure, SystemExit) and failure.code in (None, 0):
+        failure = None
     try:
         if failure is not None:
             block.tell(Failed(rank, told(rank, failure)))
@@ -113,13 +123,38 @@ def _start(store: Store, num_ranks: int) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(num_ranks)
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, str(listener.fileno()), str(num_ranks), path],
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
-        )
+        if threading.active_count() == 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            _fork(listener, num_ranks, path)
+        else:  # what other threads hold would be held for ever in a fork
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listener.fileno()), str(num_ranks), path],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
+            )
     store.set(_PATH, path)
+
+
+def _fork(listener: socket.socket, num_ranks: int, path: str) -> None:
+    """The same by fork, which saves importing torch once more; nobody has to wait for the new process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own threads are not missed there
+        child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    code = 1
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.closerange(3, listener.fileno())
+        os.closerange(listener.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        torch.set_num_threads(1)
+        code = _main(os.dup(listener.fileno()), num_ranks, path)
+    finally:
+        os._exit(code)
 
 
 # --- in the process of the simulation ----------------------------------------------------------------------
@@ -188,7 +223,7 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         channel.send_fds([arena.fd])
     run.run(guests)
     if run.failure.error is not None:
-        print(f"error: {run.failure.error}", file=sys.stderr)
+        print(f"error: {run.failure.error}", file=sys.stderr, flush=True)
         return 1
     _record(report_of(run, exposure).as_json())
     return 0
@@ -205,8 +240,13 @@ def _record(document: dict[str, Any]) -> None:
         )
 
 
-if __name__ == "__main__":
+def _main(fd: int, num_ranks: int, path: str) -> int:
     try:
-        sys.exit(_serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+        return _serve(fd, num_ranks, path)
     except (InputError, ChannelClosed, TimeoutError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

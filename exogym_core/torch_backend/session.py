@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exogym_core.cost.devices import find_device
 from exogym_core.names import visible
+from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ class RankSession:
 
     def charge_later(self, work: dist.Work) -> None:
         """C++ has the values of `work` already: its time is waited for when the backward pass ends."""
-        if not self._uncharged and torch._C._current_graph_task_id() != -1:
-            torch.autograd.Variable._execution_engine.queue_callback(self.settle)
+        if not self._uncharged and is_in_backward():
+            at_end_of_backward(self.settle)
         self._uncharged.append(work)
 
     def settle(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ class NetsimWork(dist.Work):
         handles: of the calls.
         finish: puts what has come where c10d wants it.
         outputs: what `result` and futures give.
+        source: who has sent what has been received.
     """
 
     def __init__(
@@ -47,19 +49,30 @@ class NetsimWork(dist.Work):
         self._session, self._op, self._handles = session, op, list(handles)
         self._finish, self._outputs, self._source = finish, list(outputs), source
         self._is_delivered = self._is_charged = False
+        self._seconds = math.inf
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Until it is done."""
+        """Until it is done.
+
+        Raises:
+            RuntimeError: it is not, after the group's time-out or this one, or the group was broken before.
+        """
+        seconds = timeout.total_seconds() if timeout else self._seconds
         with self._session.call():
             self._session.settle_others(self)
             if not self._is_charged:
                 self._is_charged = True
                 for handle in self._handles:
-                    handle.wait()
+                    handle.wait(seconds)
                 if self._handles:
                     self._session.waited(self._op)
             self.deliver()
         return True
+
+    def give(self, timeout: datetime.timedelta | None) -> None:
+        """Have its waits take no longer than this; c10d means nothing by a time that is not positive."""
+        if timeout is not None and timeout.total_seconds() > 0:
+            self._seconds = timeout.total_seconds()
 
     def deliver(self) -> None:
         """Put values where they belong, as soon as they are there."""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "BrokenCallError",
     "DeadlockError",
     "InputError",
     "MismatchError",
@@ -38,6 +39,10 @@ class DeadlockError(NetsimError, ValueError):
 
 class MismatchError(InputError):
     """Members of one collective disagree in operation, shape, dtype, reduce op or root."""
+
+
+class BrokenCallError(NetsimError, RuntimeError):
+    """A call of a group that is given a time has ended undone: the time was up, a member has gone, or a connection."""
 
 
 class RankError(NetsimError, RuntimeError):

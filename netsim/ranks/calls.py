@@ -8,16 +8,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock, on_grid
+from netsim.fluid.clock import Clock, Order, call_at, on_grid
 from netsim.fluid.recorder import Span
-from netsim.ranks.requests import Call, Key, Lane, Post
+from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     import simpy
 
-__all__ = ["Calls", "Cancel", "Enter", "StartCall", "start_at_once"]
+__all__ = ["Calls", "Cancel", "Enter", "StartCall", "group_of", "start_at_once"]
 
 _MOST_TOLD = 16  # ranks in a line
 
@@ -40,6 +40,8 @@ class _InFlight:
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     is_off: bool = False  # ended undone
     members: list[int] = field(default_factory=list)  # who has posted, in order
+    alarms: dict[int, tuple[float, simpy.Event]] = field(default_factory=dict)  # rank -> when its time is up
+    late: set[int] = field(default_factory=set)  # ranks whose time was up
 
     def told(self) -> str:
         """What it is; behind a colon among whom, and who has not come."""
@@ -79,6 +81,7 @@ class Calls:
         start: starts a call on the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_span: told of what ranks communicate, as it ends; None: nobody wants to know.
+        on_broken: told of a group whose calls have ended undone.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Calls:
         start: StartCall,
         collectives_in_flight: int,
         on_span: Callable[[Span], None] | None,
+        on_broken: Callable[[Hashable], None] = lambda group: None,
     ) -> None:
         self._clock, self._start_call, self._on_span = clock, start, on_span
         self._width = collectives_in_flight
@@ -98,10 +102,17 @@ class Calls:
         self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
         self._wanted: dict[Hashable, simpy.Event] = {}
         self._dissolved: set[Hashable] = set()
+        self._on_broken = on_broken
+        self._broken: set[Hashable] = set()
+        self._undone: dict[Key, _InFlight | None] = {}  # calls of broken groups; None: it never began
+        self._gone: set[int] = set()  # ranks that have ended
 
     def post(self, rank: int, post: Post) -> None:
         """Let the rank into the call, behind its earlier collectives of the same group."""
         if post.key.group in self._dissolved:
+            return
+        if group_of(post.key.group) in self._broken:
+            self._undone[post.key] = None
             return
         flight = self._in_flight.get(post.key)
         if flight is None:
@@ -112,6 +123,11 @@ class Calls:
         flight.last_posted_at = self._clock.now
         if self._on_span is not None:
             flight.posted_at[rank] = self._clock.now
+        if post.seconds < math.inf:
+            self._give(post.seconds, post.key, flight, rank)
+            if not self._gone.isdisjoint(flight.call.ranks):
+                self._break(group_of(post.key.group))
+                return
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
             self._post_message(flight, post)
             return
@@ -183,6 +199,77 @@ class Calls:
                 sleeper.succeed()
             flight.sleepers.clear()
 
+    # --- calls that are given a time ------------------------------------------------------------------------
+
+    def _give(self, seconds: float, key: Key, flight: _InFlight, rank: int) -> None:
+        """Break the group when the call is not over for the rank after so many seconds; the last word holds."""
+
+        def up() -> None:
+            flight.late.add(rank)
+            self._break(group_of(key.group))
+
+        earlier = flight.alarms.pop(rank, None)
+        if earlier is not None:
+            self._clock.cancel(earlier[1])
+        instant = self._clock.now + on_grid(seconds)
+        flight.alarms[rank] = instant, call_at(self._clock, instant, up, Order.MEETINGS)
+
+    @property
+    def seconds_to_alarm(self) -> float:
+        """Until the first time that a rank has given a call is up; infinity where none has."""
+        instants = (at for flight in self._in_flight.values() for at, _ in flight.alarms.values())
+        return min(instants, default=math.inf) - self._clock.now
+
+    def _break(self, group: Hashable) -> None:
+        """A member will not go on: all that is under way in this group ends undone at this instant."""
+        self._broken.add(group)
+        flights = [(key, each) for key, each in self._in_flight.items() if group_of(key.group) == group]
+        for key, flight in flights:
+            del self._in_flight[key]
+            self._undone[key] = flight
+            if isinstance(key.group, Lane):
+                self._is_received(key)
+            flight.is_off = True
+            flight.cancel()
+            for rank in flight.call.ranks:
+                self._lanes.pop((key.group, rank), None)
+            for rank, (instant, alarm) in flight.alarms.items():
+                self._clock.cancel(alarm)
+                if instant <= self._clock.now:  # all whose time is up at this instant are told so
+                    flight.late.add(rank)
+            flight.alarms.clear()
+        self._on_broken(group)
+        for _, flight in flights:
+            for sleeper in flight.sleepers.values():
+                sleeper.succeed()
+            flight.sleepers.clear()
+
+    def lose(self, group: Hashable) -> bool:
+        """A connection of this group is given up: it breaks, if a member has given its calls a time."""
+        whole = group_of(group)
+        if not any(flight.alarms for key, flight in self._in_flight.items() if group_of(key.group) == whole):
+            return False
+        self._break(whole)
+        return True
+
+    def gone(self, rank: int) -> None:
+        """The rank has ended: calls that wait for it and have been given a time break."""
+        self._gone.add(rank)
+        left = [
+            group_of(key.group)
+            for key, flight in self._in_flight.items()
+            if flight.alarms and rank in flight.call.ranks and rank not in flight.done_at
+        ]
+        for group in dict.fromkeys(left):
+            self._break(group)
+
+    def ending(self, rank: int, key: Key) -> CallEnding:
+        """How a call that the rank has waited for has ended for it."""
+        flight = self._undone.get(key)
+        if key not in self._undone or (flight is not None and rank in flight.done_at):
+            return CallEnding.DONE
+        return CallEnding.LATE if flight is not None and rank in flight.late else CallEnding.CLOSED
+
     def _done(self, key: Key, flight: _InFlight, member: int) -> None:
         """The call is over for this member at this instant: wake it, let its next collective in."""
         if flight.is_off:
@@ -192,6 +279,9 @@ class Calls:
         if self._on_span is not None:
             times = (flight.posted_at[rank], flight.done_at[rank])
             self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
+        alarm = flight.alarms.pop(rank, None)
+        if alarm is not None:
+            self._clock.cancel(alarm[1])
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
             sleeper.succeed()
@@ -208,8 +298,8 @@ class Calls:
             following, post = lane[self._width - 1]
             following.enter(post.member, post.call)
 
-    def wait(self, rank: int, key: Key) -> Generator[simpy.Event, None, float]:
-        """Wait until the call is over for this rank.
+    def wait(self, rank: int, key: Key, seconds: float = math.inf) -> Generator[simpy.Event, None, float]:
+        """Wait until the call is over for this rank, or its group broken; after `seconds` it breaks.
 
         Returns:
             The seconds of it that were the network's: all but those until the last member had posted, where the
@@ -219,12 +309,15 @@ class Calls:
         if flight is None:
             return 0.0
         if rank not in flight.done_at:
+            if seconds < math.inf:
+                self._give(seconds, key, flight, rank)
             self._asleep[rank] = flight
             sleeper = flight.sleepers[rank] = self._clock.event()
             yield sleeper
             del self._asleep[rank]
-        if flight.done_at[rank] > self._clock.now:
-            yield self._clock.at(flight.done_at[rank])
+        done_at = flight.done_at.get(rank, self._clock.now)  # none where it was broken
+        if done_at > self._clock.now:
+            yield self._clock.at(done_at)
         has_come = len(flight.members) == len(flight.call.ranks)
         return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
 
@@ -264,3 +357,8 @@ def _listed(ranks: Sequence[int]) -> str:
     names = ", ".join(map(str, ranks[:_MOST_TOLD]))
     more = f" and {len(ranks) - _MOST_TOLD} more" if len(ranks) > _MOST_TOLD else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"
+
+
+def group_of(group: Hashable) -> Hashable:
+    """The group whose collectives or messages are known by this name."""
+    return group.group if isinstance(group, Lane) else group

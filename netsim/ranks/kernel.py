@@ -26,6 +26,8 @@ from netsim.ranks.requests import (
     Advance,
     Answer,
     Ask,
+    Await,
+    CallEnding,
     Confirm,
     Fetch,
     FirstSent,
@@ -98,6 +100,8 @@ class Kernel:
             from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
             kept here.
         can_run: whether a rank that stands still for `refill` can go on.
+        on_broken: called with a group whose calls have ended undone, since a member's time was up or it has gone.
+        recall: blocks until one of those can go on who stand still by themselves; False where there are none.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -125,6 +129,8 @@ class Kernel:
         on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
         on_request: Callable[[int, Request], None] = lambda rank, request: None,
         can_run: Callable[[int], bool] = lambda rank: True,
+        on_broken: Callable[[Hashable], None] = lambda group: None,
+        recall: Callable[[], bool] = lambda: False,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -132,7 +138,7 @@ class Kernel:
         self.exposed_seconds = [0.0] * num_ranks
         self.end_seconds = [0.0] * num_ranks
         self.network_seconds = [0.0] * num_ranks
-        self._refill, self._can_run = refill, can_run
+        self._refill, self._can_run, self._recall = refill, can_run, recall
         self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
         self._answer = answer
         self._on_row, self._keep = on_row, on_request
@@ -145,7 +151,7 @@ class Kernel:
         self._processes: list[simpy.Process] = []
         self._computing: set[int] = set()
         self._standing: set[int] = set()  # ranks whose hosts are down
-        self._calls = Calls(self.clock, start, collectives_in_flight, on_span)
+        self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
@@ -166,7 +172,8 @@ class Kernel:
             self._processes.append(self.clock.process(self._rank(rank)))
         while self._running:
             if self._is_hopeless():
-                self.give_up(self._blame())
+                if not (self._held and self._recall()):
+                    self.give_up(self._blame())
             else:
                 self.clock.step()
             if self._held:
@@ -210,6 +217,15 @@ class Kernel:
         else:
             line = f"deadlock: {told}{more} {wait} for what can never come"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
+
+    @property
+    def seconds_to_alarm(self) -> float:
+        """Until the first time that a rank has given a call is up; infinity where none has."""
+        return self._calls.seconds_to_alarm
+
+    def connection_lost(self, group: Hashable) -> bool:
+        """A connection of this group is given up: it breaks where a member has given its calls a time; else False."""
+        return self._calls.lose(group)
 
     def network_changed(self) -> None:
         """Links are up, down or otherwise since this instant."""
@@ -266,7 +282,7 @@ class Kernel:
                 self._on_row(StampedRow(rank, *times, request.row))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
-            elif isinstance(request, Join | Confirm | Fetch | Take | FirstSent | Withdraw):
+            elif isinstance(request, Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await):
                 keep(rank, request._replace(is_past=True))
                 yield from self._question(rank, request)
             elif isinstance(request, Publish):
@@ -278,6 +294,7 @@ class Kernel:
             else:
                 self.end_seconds[rank] = clock.now
                 self._running.discard(rank)
+                self._calls.gone(rank)
                 self._has_ended = self._has_ended or rank not in self._lost
                 return
 
@@ -285,7 +302,7 @@ class Kernel:
         return float(self.clock.now) if key is None else self._calls.is_done(rank, key)
 
     def _question(
-        self, rank: int, question: Join | Confirm | Fetch | Take | FirstSent | Withdraw
+        self, rank: int, question: Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
     ) -> Generator[simpy.Event, None, None]:
         waiting: Generator[simpy.Event, None, Answer]
         match question:
@@ -301,7 +318,11 @@ class Kernel:
                 waiting = self._calls.first_sent(question.box)
             case Withdraw():
                 waiting = _at_once(self._calls.withdraw(question.key))
+            case Await():
+                waiting = self._await(rank, question)
         name = type(question).__name__.lower()
+        if isinstance(question, Await):
+            name = self._calls.op(question.key)
         self._asking[rank] = f"in {name}"
         begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
         answer = yield from self._wait(rank, name, waiting)
@@ -317,6 +338,10 @@ class Kernel:
         # All whom one event answers have their answers before the first of them is waited for again: it may
         # need the others, off the clock.
         yield self.clock.at(self.clock.now)
+
+    def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
+        self.network_seconds[rank] += yield from self._calls.wait(rank, question.key, question.seconds)
+        return self._calls.ending(rank, question.key)
 
     def _wait(
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ __all__ = [
     "Answer",
     "Arrival",
     "Ask",
+    "Await",
     "Call",
+    "CallEnding",
     "Confirm",
     "Exit",
     "Fetch",
@@ -32,7 +35,17 @@ __all__ = [
     "Take",
     "Wait",
     "Withdraw",
+    "gives_time",
 ]
+
+
+class CallEnding(StrEnum):
+    """How a call has ended for a rank: it is done; it took longer than the rank gave it; or its group was broken
+    by another rank's time-out or end, or by a lost connection."""
+
+    DONE = "done"
+    LATE = "late"
+    CLOSED = "closed"
 
 
 class Call(NamedTuple):
@@ -90,11 +103,20 @@ class Lane(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Start the call known as `key` now, as its member number `member`."""
+    """Start the call known as `key` now, as its member number `member`.
+
+    Attributes:
+        key: its name.
+        member: who posts, by its position among the call's ranks.
+        call: what it asks of the network.
+        seconds: when the call is not over for me after so long, its group breaks: all its calls under way end undone,
+            and those that are posted later never begin.
+    """
 
     key: Key
     member: int
     call: Call
+    seconds: float = math.inf
 
 
 class Wait(NamedTuple):
@@ -164,6 +186,20 @@ class Confirm(NamedTuple):
 
     key: Key
     attempt: int
+    is_past: bool = False
+
+
+class Await(NamedTuple):
+    """I go on when the call known as `key` is done for me, or its group is broken; tell me which (an `CallEnding`).
+
+    Attributes:
+        key: its name.
+        seconds: as for `Post`, from now on.
+        is_past: as for `Join`.
+    """
+
+    key: Key
+    seconds: float = math.inf
     is_past: bool = False
 
 
@@ -259,10 +295,10 @@ class Withdraw(NamedTuple):
     is_past: bool = False
 
 
-Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw
+Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 """A request that is answered, at the rank's virtual time."""
 
-Answer = float | tuple[Arrival, ...] | tuple[Letter, ...] | Fetched | Key | None
+Answer = float | CallEnding | tuple[Arrival, ...] | tuple[Letter, ...] | Fetched | Key | None
 """None: what was to be fetched can never be had."""
 
 
@@ -271,3 +307,8 @@ class Exit(NamedTuple):
 
 
 Request = Advance | Post | Wait | Mark | Question | Publish | Put | Exit
+
+
+def gives_time(request: Request) -> bool:
+    """Whether a call is given a time by this."""
+    return isinstance(request, Post | Await) and request.seconds < math.inf

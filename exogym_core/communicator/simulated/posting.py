@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import abstractmethod
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.handle import Handle, Traffic
 from exogym_core.communicator.simulated.port import InFlight, RankState
-from netsim.files.errors import InputError
-from netsim.ranks.requests import Advance, Ask, Call, Key, Post, Wait, Withdraw
+from netsim.files.errors import BrokenCallError, InputError
+from netsim.ranks.requests import Advance, Ask, Await, Call, CallEnding, Key, Post, Wait, Withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -47,14 +49,33 @@ class SimulatedHandle(Handle[T]):
         self._is_charged = False
         self._result: list[T] = []
 
-    def wait(self) -> T:
+    def wait(self, seconds: float = math.inf) -> T:
+        """Until it is over.
+
+        Args:
+            seconds: of virtual time; after them it ends undone.
+
+        Raises:
+            BrokenCallError: it has ended undone.
+        """
         if not self._is_charged:
             self._is_charged = True
-            if self._on_clock:
+            if self._on_clock and min(seconds, self._comm.call_seconds) < math.inf:
+                self._end(seconds)
+            elif self._on_clock:
                 self._comm._request(Wait(self._key))
             else:  # should others have to go on before, this rank stands still where it is
                 self._comm._request_advance()
         return self.deliver()
+
+    def _end(self, seconds: float) -> None:
+        """Be told how it ends: only then is it known whether there are values to take."""
+        ending = self._comm._ask(Await(self._key, seconds))
+        if ending != CallEnding.DONE:
+            self._comm._state.in_flight.pop(self._open, None)
+            most = f"{min(seconds, self._comm.call_seconds) * 1e3:.10g}ms"
+            told = f"Timed out waiting {most}" if ending == CallEnding.LATE else "Connection closed by peer"
+            raise BrokenCallError(f"rank {self._comm.rank}, {self._signature}: {told}")
 
     def deliver(self) -> T:
         """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""
@@ -93,6 +114,10 @@ class PostingRank(Communicator):
         book: what calls send.
         state: shared by all communicators of this rank.
         group_id: equal on all members, different for every group.
+
+    Attributes:
+        call_seconds: virtual seconds that each call may take from its post; one that takes longer breaks the group:
+            its calls end undone, with BrokenCallError for who waits for one.
     """
 
     def __init__(
@@ -108,6 +133,7 @@ class PostingRank(Communicator):
         self._port, self._ranks, self._book = port, tuple(ranks), book
         self._state = state if state is not None else RankState()
         self._group_id = group_id
+        self.call_seconds = math.inf
         self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
         self._first_call = 0
 
@@ -185,7 +211,7 @@ class PostingRank(Communicator):
             raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
         if on_clock:
             self._count(call, member, tensors)
-            self._request(Post(key, member, call))
+            self._request(Post(key, member, call, self.call_seconds))
         handle = SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
         if self._state.noted is None:
             self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
@@ -199,8 +225,9 @@ class PostingRank(Communicator):
         for (key, member), flight in list(state.in_flight.items()):
             if flight.handle() is None and self._port.ready(flight.ticket):
                 del state.in_flight[key, member]
-                self._port.take(flight.ticket, member)
-                self._port.taken(flight.ticket)
+                with suppress(BrokenCallError):
+                    self._port.take(flight.ticket, member)
+                    self._port.taken(flight.ticket)
                 state.unwaited = flight.signature
         state.look_at = max(8, 2 * len(state.in_flight))
 

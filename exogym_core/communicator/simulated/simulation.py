@@ -6,7 +6,7 @@ Whoever carries the ranks (threads of this process, other processes) owns one of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
+    from netsim.fluid.changes import Waiting
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.calls import Cancel, Enter
     from netsim.ranks.kernel import StampedRow
@@ -153,8 +154,10 @@ class Simulation:
             a run from the start.
         on_request: told of every request as it is played, the past included.
         recorder: keeps what happens; None: nobody wants to know.
+        recall: blocks until one of those who are away makes a call again; False where nobody is.
 
     Attributes:
+        away: ranks that wait for something of their own while others' time is running out: the clock goes on.
         algorithms: of each operation that was played, the algorithms that it went by.
         window_limit: the way on which a sender's window limited collectives most; None where links did.
     """
@@ -170,8 +173,10 @@ class Simulation:
         on_request: Callable[[int, Request], None] = lambda rank, request: None,
         recorder: Recorder | None = None,
         combined: Combine = combine,
+        recall: Callable[[], bool] = lambda: False,
     ) -> None:
         self.world = world
+        self.away: set[int] = set()
         self.schedules = Schedules(world)
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
@@ -198,15 +203,24 @@ class Simulation:
             reach=Reach(self.network, world.hosts, faults.may_come_back if faults is not None else _never),
             on_older=self.exchange.forget,
             on_request=on_request,
-            can_run=self.exchange.running.__contains__,
+            can_run=lambda rank: rank in self.exchange.running and rank not in self.away,
+            recall=recall,
+            on_broken=self.exchange.break_group,
         )
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans
         if faults is not None:
             faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
+        if self.network is not None:
+            self.network.on_give_up = partial(self._given_up, self.network.on_give_up)
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
             stream.extend(requests)
         self._let_run, self._on_answer = let_run, on_answer
+
+    def _given_up(self, otherwise: Callable[[Waiting], None], waiting: Waiting) -> None:
+        """A connection is lost: who has given its calls a time is told so, for all others the run ends."""
+        if not self.kernel.connection_lost(waiting.connection):
+            otherwise(waiting)
 
     def wait_for_clock(self, rank: int) -> None:
         """`rank`, which has a question in its stream, is blocked until `on_answer`."""
@@ -222,7 +236,7 @@ class Simulation:
             DeadlockError: nothing can ever come.
         """
         stream = self.kernel.streams[rank]
-        while not stream:
+        while not stream and rank not in self.away:
             if not self._let_run(rank):
                 hopeless = self.exchange.deadlock()
                 if hopeless is not None:

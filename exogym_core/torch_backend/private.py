@@ -1,0 +1,77 @@
+"""Every name of torch that is not public and that the backend uses, in one place for when torch changes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as core
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = [
+    "DEFAULT_SECONDS",
+    "Profile",
+    "at_end_of_backward",
+    "is_in_backward",
+    "is_registered",
+    "name_group",
+    "rendezvous_by",
+    "wrap_group_maker",
+]
+
+DEFAULT_SECONDS = core.default_pg_timeout.total_seconds()
+"""c10d's time-out where a program gives none."""
+
+
+def is_in_backward() -> bool:
+    """Whether the calling thread is inside a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Have `function` called when the backward pass that is under way ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def is_registered(name: str) -> bool:
+    """Whether c10d knows a backend of this name."""
+    return name.upper() in dist.Backend._plugins
+
+
+def rendezvous_by(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]]) -> None:  # type: ignore[name-defined]
+    """Have `init_method="env://"` go by `handler` instead of a port."""
+    _rendezvous_handlers["env"] = handler
+
+
+def wrap_group_maker(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `around(original)` in the place of what makes every group, whose fourth argument is the backend."""
+    core._new_process_group_helper = around(core._new_process_group_helper)
+
+
+def name_group(group: Any, backend: str) -> None:
+    """Have `get_backend(group)` tell this name."""
+    _, store = core._world.pg_map[group]
+    core._world.pg_map[group] = (dist.Backend(backend), store)
+
+
+class Profile:
+    """Calls as torch's profiler shows them: asynchronous events, with the shapes of their tensors.
+
+    They are left open until nobody profiles any more: how long a call has taken in host time says nothing.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def show(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Show a call, if somebody profiles."""
+        if torch._C._autograd._profiler_enabled():
+            event = torch._C._profiler._RecordFunctionFast(name, list(tensors), {})
+            event.__enter__()
+            self._open.append(event)
+        elif self._open:
+            self._open.clear()

@@ -1,0 +1,32 @@
+"""Methods of PyTorch's own DistributedTest, unchanged, with `netsim` where they ask for gloo.
+
+These stand for all: `python tests/conformance/torch_methods.py netsim` runs every one (docs/launch.md has what came of
+it, beside gloo).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+METHODS = [
+    "test_all_reduce_coalesced_full_group_sum",
+    "test_all_reduce_complex_unsupported_ops",
+    "test_all_reduce_sum_complex",
+    "test_all_to_all_single_unequal_split_complex",
+    "test_barrier_timeout_full_group",
+    "test_batch_isend_irecv_gloo_tags",
+    "test_monitored_barrier_gloo",
+    "test_new_subgroups_with_group_param",
+    "test_send_recv_any_source_torch_profiler",
+    "test_sparse_all_reduce_sum",
+]
+
+
+def test_methods_of_pytorchs_own_pass() -> None:
+    script = str(Path(__file__).with_name("torch_methods.py"))
+    done = subprocess.run([sys.executable, script, "netsim", *METHODS], capture_output=True, text=True)
+    told = [line for line in done.stdout.splitlines() if line.startswith("test_")]
+    assert [line.split(":")[0] for line in told] == METHODS, done.stderr[-2000:]
+    assert [line for line in told if ": passed" not in line] == []

@@ -1,0 +1,141 @@
+"""Runs methods of PyTorch's own DistributedTest: on gloo as they are, or with `netsim` where they ask for gloo.
+
+    python tests/conformance/torch_methods.py {gloo,netsim} [--jobs N] [METHOD ...]
+
+Prints a line a method, `METHOD: passed | skipped | failed | timeout`, with what a failure said. The methods are those
+of the installed torch, unchanged; ranks are forked from this process, so that torch is imported once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WORLD_SIZE = 4
+SECONDS = 60.0  # of host time, for one method
+_SKIPS = range(70, 100)  # exit codes of torch's TEST_SKIPS
+
+
+def load(backend: str) -> Any:
+    """torch's test case over DistributedTest's methods, for a backend."""
+    os.environ |= {
+        "BACKEND": "gloo",
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "TEMP_DIR": tempfile.mkdtemp(prefix="torch-methods-"),
+        "INIT_METHOD": "env://",
+        "MASTER_ADDR": "127.0.0.1",
+        "NETGYM_COMPUTE": "marks",
+    }
+    import torch
+
+    torch.set_num_threads(1)
+    from torch.testing._internal.distributed import distributed_test
+
+    if backend == "netsim":
+        from exogym_core.torch_backend.replacement import replace_backends
+
+        replace_backends(["gloo"])
+
+    class Methods(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+        """All of DistributedTest's methods, on processes."""
+
+    return Methods
+
+
+def method_names(case: Any) -> list[str]:
+    """Every test method."""
+    return sorted(name for name in dir(case) if name.startswith("test_"))
+
+
+def run(case: Any, name: str) -> tuple[str, str]:
+    """One method on WORLD_SIZE forked ranks; how it ended, and what it said."""
+    from torch.testing._internal.distributed import distributed_test
+
+    distributed_test.initialize_temp_directories()
+    distributed_test.Barrier.init()
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [context.Pipe() for _ in range(WORLD_SIZE)]
+        ranks = [
+            context.Process(target=_rank, args=(case, rank, name, folder, child))
+            for rank, (_, child) in enumerate(pairs)
+        ]
+        for rank in ranks:
+            rank.start()
+        for _, child in pairs:
+            child.close()
+        end = time.monotonic() + SECONDS
+        said = _wait(ranks, end)
+        codes = [rank.exitcode for rank in ranks]
+        for rank in ranks:
+            if rank.exitcode is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+                rank.join()
+        texts = [_text(parent) for parent, _ in pairs]
+        with contextlib.suppress(OSError):
+            said += "".join(Path(folder, f"out{rank}").read_text()[-1500:] for rank in range(WORLD_SIZE))
+    if any(code is None for code in codes):
+        return "timeout", "\n".join(texts) + said
+    if all(code == 0 for code in codes):
+        return "passed", ""
+    if all(code in _SKIPS for code in codes):
+        return "skipped", said
+    return "failed", f"exit codes {codes}\n" + "\n".join(texts) + said
+
+
+def _text(pipe: Any) -> str:
+    try:
+        return str(pipe.recv()) if pipe.poll(0) else ""
+    except (EOFError, OSError):
+        return ""
+
+
+def _wait(ranks: list[Any], end: float) -> str:
+    while time.monotonic() < end and any(rank.is_alive() for rank in ranks):
+        if any(rank.exitcode not in (None, 0, *_SKIPS) for rank in ranks):
+            end = min(end, time.monotonic() + 5)  # the others wait for it
+        for rank in ranks:
+            rank.join(0.02)
+    return ""
+
+
+def _rank(case: Any, rank: int, name: str, folder: str, pipe: Any) -> None:
+    os.setpgid(0, 0)
+    out = os.open(os.path.join(folder, f"out{rank}"), os.O_CREAT | os.O_WRONLY)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    case._run(rank, name, os.path.join(folder, "store"), pipe)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("backend", choices=["gloo", "netsim"])
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--part", default="0/1", help="every n-th method from k on: k/n")
+    parser.add_argument("methods", nargs="*")
+    options = parser.parse_args()
+    case = load(options.backend)
+    first, step = map(int, options.part.split("/"))
+    for name in (options.methods or method_names(case))[first::step]:
+        began = time.monotonic()
+        how, said = run(case, name)
+        lines = [
+            line for line in said.splitlines() if re.match(r"^\w*(Error|Exception)\b|^\w+(\.\w+)*Error", line)
+        ]
+        short = lines[-1][:200] if lines and how != "skipped" else ""
+        print(f"{name}: {how} ({time.monotonic() - began:.1f} s) {short}", flush=True)
+        if options.verbose and how not in ("passed",):
+            print(said, flush=True)
+
+
+if __name__ == "__main__":
+    main()

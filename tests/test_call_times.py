@@ -1,0 +1,158 @@
+"""Calls that are given a virtual time: who has to wait longer is told, and the group is broken for its members."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from exogym_core.communicator import run_ranks
+from netsim.files.errors import BrokenCallError, DeadlockError
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+
+CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
+TOLD = tuple[str, float]
+
+
+def star(*events: dict[str, Any], **protocol: Any) -> Topology:
+    """a, b, c - switch, 8 Mbit/s each way, 10 ms from a host to the switch: 1 MB takes 1.02 s alone."""
+    links = [{"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"]
+    hosts = {name: {} for name in "abc"}
+    return Topology.from_mapping(
+        {"hosts": hosts, "routers": ["switch"], "links": links, "events": list(events), **protocol}
+    )
+
+
+def outcome(comm: SimulatedCommunicator, seconds: float = 5.0) -> TOLD:
+    """How an all-reduce of little ends here, with a time for each call, and when."""
+    comm.call_seconds = seconds
+    try:
+        comm.all_reduce(torch.ones(1))
+    except BrokenCallError as error:
+        told = str(error).partition(": ")[2]
+    else:
+        told = "done"
+    return told, comm.now()
+
+
+def late(comm: SimulatedCommunicator) -> list[Any]:
+    if comm.rank == 1:
+        comm.advance(7.0)
+    first = outcome(comm)
+    again = outcome(comm)
+    return [first, again, outcome(comm.group([0, 1, 2]))]
+
+
+@pytest.mark.parametrize("workers", CARRIERS)
+def test_who_waits_too_long_is_told_at_that_very_instant_and_the_group_is_broken(workers: Any) -> None:
+    """All posted at 0 but rank 1, who comes at 7: at 5 the others' time is up. New groups are whole."""
+    results = run_ranks(late, 3, star(), workers=workers).results  # type: ignore[arg-type]
+    for rank in (0, 2):
+        (told, at), (told_again, at_again), new = results[rank]
+        assert "Timed out waiting 5000ms" in told
+        assert "Connection closed by peer" in told_again
+        assert at == at_again == 5.0
+        assert new[0] == "done"
+        assert new[1] == results[0][2][1] > 7.0
+    assert ["Connection closed by peer" in told for told, _ in results[1][:2]] == [True, True]
+    assert [at for _, at in results[1][:2]] == [7.0, 7.0]
+
+
+def first_too_slow(comm: SimulatedCommunicator) -> list[TOLD]:
+    comm.call_seconds = 2.0 if comm.rank == 0 else 60.0
+    try:
+        comm.broadcast(torch.zeros(4_000_000, dtype=torch.uint8))
+    except BrokenCallError as error:
+        return [(str(error).rpartition(": ")[2], comm.now())]
+    return [("done", comm.now())]
+
+
+def test_a_call_that_takes_too_long_on_the_network_ends_for_all_members() -> None:
+    results = run_ranks(first_too_slow, 3, star()).results  # type: ignore[arg-type]
+    assert results[0] == [("Timed out waiting 2000ms", 2.0)]
+    assert results[1:] == [[("Connection closed by peer", 2.0)]] * 2
+
+
+def test_a_time_that_is_long_enough_changes_nothing() -> None:
+    def body(comm: SimulatedCommunicator, seconds: float) -> list[float]:
+        comm.call_seconds = seconds
+        ends = []
+        for size in (1, 100_000):
+            comm.advance(0.1 * comm.rank)
+            comm.all_reduce(torch.ones(size))
+            handle = comm.isend(torch.ones(size), (comm.rank + 1) % 3)
+            comm.irecv(torch.ones(size), (comm.rank - 1) % 3).wait()
+            handle.wait()
+            ends.append(comm.now())
+        return ends
+
+    free, timed = (
+        run_ranks(lambda comm, s=s: body(comm, s), 3, star()).results  # type: ignore[misc]
+        for s in (float("inf"), 1e6)
+    )
+    assert free == timed
+
+
+def survive(comm: SimulatedCommunicator) -> list[TOLD]:
+    """Steps of a second with an all-reduce each, in a new group of those left after a failure."""
+    told, group = [], comm.group(range(3))
+    for _ in range(4):
+        comm.advance(1.0)
+        told.append(outcome(group, 3.0))
+        if told[-1][0] != "done":
+            if comm.rank == 1:
+                break
+            group = comm.group([0, 2])
+    return told
+
+
+@pytest.mark.parametrize("workers", CARRIERS)
+def test_a_host_that_crashes_is_seen_as_a_time_out_by_the_others_and_itself_when_it_returns(
+    workers: Any,
+) -> None:
+    """b is down from 1.5 to 20: the step that posts at about 2 ends at about 5, and the two others go on."""
+    topology = star({"host": "b", "at": "1.5 s", "crash": True, "for": "18.5 s"})
+    runs = [run_ranks(survive, 3, topology, workers=workers).results for _ in range(2)]  # type: ignore[arg-type]
+    assert runs[0] == runs[1], "by schedule, so the same again"
+    for rank in (0, 2):
+        told = [text for text, _ in runs[0][rank]]
+        assert told[0] == told[2] == told[3] == "done"
+        assert "Timed out waiting 3000ms" in told[1]
+        assert runs[0][rank][1][1] == pytest.approx(runs[0][rank][0][1] + 4.0)
+    assert runs[0][1][0][0] == "done"
+    assert "Connection closed by peer" in runs[0][1][1][0]
+    assert runs[0][1][1][1] >= 20.0
+
+
+def test_a_connection_that_tcp_gives_up_is_lost_for_its_group() -> None:
+    """A dead link, and calls with more time than TCP has: the connection is given up first, after 924.6 s."""
+    topology = star({"link": ["b", "switch"], "at": "1 s", "down": True}, protocol="linux-tcp")
+
+    def body(comm: SimulatedCommunicator) -> TOLD:
+        comm.advance(2.0)
+        return outcome(comm, 5000.0)
+
+    for told, at in run_ranks(body, 3, topology).results:  # type: ignore[arg-type]
+        assert "Connection closed by peer" in told
+        assert 900 < at < 1000
+
+
+def test_without_a_time_it_is_a_deadlock_told_at_once() -> None:
+    topology = star({"host": "b", "at": "1.5 s", "crash": True})
+    with pytest.raises(DeadlockError, match=r"host b crashed at 1\.5 s and never comes back"):
+        run_ranks(
+            lambda comm: [comm.advance(1.0) or comm.all_reduce(torch.ones(1)) for _ in range(3)], 3, topology
+        )
+
+
+def test_who_ends_is_a_closed_connection_for_calls_that_have_a_time() -> None:
+    def body(comm: SimulatedCommunicator) -> TOLD:
+        return outcome(comm, 100.0) if comm.rank else ("gone", comm.now())
+
+    results = run_ranks(body, 3, star()).results  # type: ignore[arg-type]
+    assert [text.rpartition(": ")[2] for text, _ in results[1:]] == ["Connection closed by peer"] * 2
+    assert [at for _, at in results[1:]] == [0.0, 0.0]
