@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +17,14 @@ from exogym_core import load_runs
 from exogym_core.app.cli import main
 from exogym_core.results.bootstrap import bootstrap_interval, paired_interval
 from exogym_core.results.record import RunFolder
+from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import study_report
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+NETWORK = {"hosts": ["x", "y"], "links": [{"between": ["x", "y"], "bandwidth": "1 Gbit/s"}]}
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7)
 
 
@@ -124,10 +127,10 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     assert report.rows()[0][1] == [
         "a",
         "A",
-        "2",
-        "2 of 2",
         "1.5 s [1 s, 2 s]",
+        "2 of 2",
         "0.15 [0.1, 0.2]",
+        "2",
         "8 B",
         "4 B",
     ]
@@ -137,7 +140,7 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
         ("4", "A"),
         ("4", "B"),
     ]
-    with pytest.raises(InputError, match="--by nothing: no run has such a key"):
+    with pytest.raises(InputError, match="--group-by nothing: no run has such a key"):
         study_report(folders, by=["nothing"])
     with pytest.raises(InputError, match="--where strategy=C: no run has it: strategy is A, B"):
         study_report(folders, where=["strategy=C"])
@@ -145,7 +148,9 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
 
 def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [
-        write_run(tmp_path / name, {"<b>A</b>": [1.0, 2.0], "B": [3.0, 4.0]}, topology={"name": name})
+        write_run(
+            tmp_path / name, {"<b>A</b>": [1.0, 2.0], "B": [3.0, 4.0]}, topology=NETWORK | {"name": name}
+        )
         for name in ("a", "b")
     ]
     page = tmp_path / "page.html"
@@ -156,18 +161,45 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.
     assert "<b>A</b>" not in text
     assert "&lt;b&gt;A" in text
     assert "default-src 'none'" in text
-    assert text.count("<figure>") == 3, "against time, steps and bytes"
-    assert "http://" not in text
-    assert "https://" not in text
+    assert text.count('<figure class="static">') == 3, "against time, steps and bytes"
+    assert not re.search(r"(?:src|href|srcset)=\"(?!data:image/png;base64,)", text)
     assert len(text) < 6e6
     assert main([*arguments, "--json"]) == 0
     assert page.read_text() == text, "the same every time"
     document = json.loads(capsys.readouterr().out)
     assert {group["run"] for group in document["groups"]} == {"a", "b"}
-    assert main(["report", str(folders[0]), "--by", "topology"]) == 2
-    assert "is one run" in capsys.readouterr().err
+    assert main(["report", str(folders[0]), "--group-by", "topology", "--out", str(page)]) == 0
+    assert "A comes first" not in page.read_text(), "one run can be grouped too"
+    capsys.readouterr()
     assert main(["report", str(tmp_path / "nothing"), str(folders[0])]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_bytes_sent_by_a_worker_are_those_of_its_own_run(tmp_path: Path) -> None:
+    """They were divided by the number of workers of the first run, whoever had sent them."""
+    for name, count in (("a", 2), ("b", 4)):
+        write_run(tmp_path / name, {"A": [1.0]}, seed=0, workers={"count": count})
+    shown = study_report([tmp_path / "a", tmp_path / "b"]).shown()
+    assert [curve(result)[-1].num_bytes for result in shown.results.strategies] == [16 / 2, 16 / 4]
+
+
+@pytest.mark.parametrize("align", ["time", "steps", "bytes"])
+def test_curves_can_be_aligned_by_time_steps_and_bytes(tmp_path: Path, align: str) -> None:
+    write_run(tmp_path / "a", {"A": [1.0, 2.0], "B": [3.0, 4.0]})
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--align", align, "--out", str(page), "--where", "strategy=B"]) == 0
+    data = json.loads(re.findall(r"id=\"data\">(.*?)</script>", page.read_text(), re.S)[0])["curves"]
+    assert data["align"] == align
+    (told,) = data["curves"]
+    assert told["name"] == "B"
+    assert told["measures"]["loss"] == {
+        "steps": [0, 1, 2],
+        "time": [0, 3.5, 7],
+        "bytes": [0, 8, 16],
+        "value": [1, 0.5, 0.333333],
+        "least": [1, 0.5, 0.333333],
+        "most": [1, 0.5, 0.333333],
+    }
 
 
 def test_load_runs_gives_a_row_an_evaluation(tmp_path: Path) -> None:

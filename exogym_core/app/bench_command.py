@@ -191,24 +191,24 @@ def _show_table(folder: Path, *, as_json: bool) -> None:
     """Write the page of all entries in a folder."""
     from exogym_core.app.bench.entry import read_entries
     from exogym_core.results.record import write_whole
-    from exogym_core.results.report.study import html_page
+    from exogym_core.results.report.document import Listing, Page, TextTable, render_page
 
     entries, refused = read_entries(folder)
     rows = _rows(entries)
-    page = html_page(
+    failures = [(visible(which, 80), [visible(why, 500)]) for which, why in refused]
+    page = Page(
         title="NetGym benchmark" + (f": {visible(entries[0]['tier'], 40)}" if entries else ""),
         facts=[("entries", len(entries)), ("left out", len(refused))],
         verdict=f"{rows[0][0]} leads: it holds {rows[0][1]} targets." if rows else "No entry is left.",
         headings=_headings(entries),
         rows=[(position == 0, cells) for position, cells in enumerate(rows)],
         note=f"{_NOTE} Score: geometric mean of the seconds; then bytes that all workers sent until the target.",
-        pictures=[],
-        failures=[(visible(which, 80), why) for which, why in refused],
+        tables=[TextTable("What was left out", ["which", "why"], failures)] if failures else [],
         experiments=[
-            (visible(each["strategy"], 80), each["source"]) for each in entries if each.get("source")
+            Listing(visible(each["strategy"], 80), each["source"]) for each in entries if each.get("source")
         ],
     )
-    write_whole(folder / "index.html", page)
+    write_whole(folder / "index.html", render_page(page))
     for which, why in refused:
         click.echo(f"warning: {visible(which, 80)}: {why}", err=True)
     if as_json:

@@ -12,12 +12,13 @@ import click
 from rich.text import Text
 
 from exogym_core.app.bench_command import bench
-from exogym_core.app.common_options import CommonOptions, debug_flag, plain_json, results_json
+from exogym_core.app.common_options import CommonOptions, debug_flag, plain_json
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
 from exogym_core.app.rendezvous_command import rendezvous
+from exogym_core.app.report_command import report
 from exogym_core.app.run_commands import compare, run
-from exogym_core.app.runs import show_report, stdout
+from exogym_core.app.runs import stdout
 from exogym_core.app.schema_command import schema
 from exogym_core.app.study_commands import sweep
 from exogym_core.names import visible, visible_text
@@ -41,31 +42,6 @@ __all__ = ["main"]
 @debug_flag
 def cli() -> None:
     """Train virtual workers for real over a simulated network; see loss and wall clock together."""
-
-
-@cli.command()
-@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--by", metavar="KEY", multiple=True, help="Group runs by this key [all that differ]. May be repeated."
-)
-@click.option("--where", metavar="KEY=VALUE", multiple=True, help="Only runs that have it. May be repeated.")
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page of several runs.")
-@results_json
-@debug_flag
-def report(
-    folders: tuple[Path, ...], by: tuple[str, ...], where: tuple[str, ...], out: Path | None, as_json: bool
-) -> None:
-    """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
-    from exogym_core.app.study_commands import is_one_run, show_study
-    from exogym_core.results.record import RunFolder
-
-    if not is_one_run(folders):
-        return show_study(folders, by, where, out, as_json=as_json)
-    if by or where or out:
-        raise InputError(
-            f"{visible(folders[0])}: is one run: --by, --where and --out are for several or a sweep"
-        )
-    return show_report(RunFolder.open(folders[0]), as_json=as_json)
 
 
 @cli.command()
@@ -184,6 +160,7 @@ cli.add_command(bench)
 cli.add_command(compare)
 cli.add_command(launch)
 cli.add_command(rendezvous)
+cli.add_command(report)
 cli.add_command(reproduce)
 cli.add_command(run)
 cli.add_command(schema)

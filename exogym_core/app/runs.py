@@ -231,28 +231,39 @@ def _tell_failures(entries: Sequence[Mapping[str, Any]]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _json_document(folder: RunFolder) -> str:
+def _json_document(folder: RunFolder, figures: Sequence[Path] = ()) -> str:
     """What `--json` prints: summary, verdict, digest and the folder."""
     from exogym_core.results.report import Results, verdict
 
     decision = verdict(Results.load(folder))
-    document = {
+    document: dict[str, Any] = {
         "run_folder": str(folder.path),
         "digest": folder.digest(),
         "winner": decision.winner,
         "verdict": decision.text,
         "summary": folder.read_summary(),
     }
+    if figures:
+        document["figures"] = [str(figure) for figure in figures]
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def show_report(folder: RunFolder, *, as_json: bool = False) -> None:
-    """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON."""
+def show_report(
+    folder: RunFolder, *, align: str | None = None, figures: Sequence[Path] = (), as_json: bool = False
+) -> None:
+    """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON.
+
+    Args:
+        folder: of the run.
+        align: by what its curves are aligned at first; None: by time.
+        figures: written for papers, to be told.
+        as_json: print one document.
+    """
     from exogym_core.results.report import Results, rich_table, verdict, write_report
 
-    write_report(folder)
+    write_report(folder) if align is None else write_report(folder, align)
     if as_json:
-        click.echo(_json_document(folder))
+        click.echo(_json_document(folder, figures))
         return
     results = Results.load(folder)
     decision = verdict(results)
@@ -266,6 +277,8 @@ def show_report(folder: RunFolder, *, as_json: bool = False) -> None:
     console.print(Text(decision.text))
     console.print()
     console.print(Text(f"digest {folder.digest()}"))
+    for figure in figures:
+        click.echo(f"figure {visible(figure, 500)}")
     click.echo(str(folder.path))
 
 

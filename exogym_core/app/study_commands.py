@@ -1,4 +1,4 @@
-"""`netgym sweep`, an experiment at many points in one folder; and one page of several runs."""
+"""`netgym sweep`: an experiment at many points in one folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from exogym_core.app.studies.study import Study
     from netsim.files.documents import Document
 
-__all__ = ["ON_HELP", "is_one_run", "show_study", "sweep"]
+__all__ = ["ON_HELP", "sweep"]
 
 ON_HELP = (
     "`ray`: points as Ray tasks, on the cluster of RAY_ADDRESS, else on one started on this machine for it; an address "
@@ -252,59 +252,3 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
             told,
             format_bytes(strategy.get("wan_bytes") or 0),
         )
-
-
-def is_one_run(folders: Sequence[Path]) -> bool:
-    """Whether it is a single run, and no sweep or folder of runs."""
-    from exogym_core.app.studies.study import is_study
-
-    holds_runs = folders[0].is_dir() and any(folders[0].glob("*/experiment.yaml"))
-    return len(folders) == 1 and not is_study(folders[0]) and not holds_runs
-
-
-def show_study(
-    folders: Sequence[Path],
-    by: Sequence[str],
-    where: Sequence[str],
-    out: Path | None,
-    *,
-    as_json: bool = False,
-) -> None:
-    """Write one page of several runs or a sweep, and print its table; or all as JSON.
-
-    Args:
-        folders: of runs, sweeps, or such as hold them.
-        by: keys of the groups.
-        where: `key=value` texts.
-        out: the page's file; None: `report.html` in the folder, where there is one, else in the current one.
-        as_json: print one document.
-    """
-    from exogym_core.app.studies.study import is_study
-    from exogym_core.results.record import write_whole
-    from exogym_core.results.report.study import study_report
-
-    report = study_report(folders, by, where)
-    is_sweep = len(folders) == 1 and is_study(folders[0])
-    page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
-    write_whole(page, report.html())
-    if as_json:
-        groups = [dict(zip(report.headings(), cells, strict=True)) for _, cells in report.rows()]
-        document = {
-            "run_folder": str(folders[0]),
-            "run_folders": [str(folder) for folder in folders],
-            "report": str(page),
-            "verdict": report.verdict,
-            "winner": report.winner.name if report.winner else None,
-            "groups": groups,
-        }
-        click.echo(json.dumps(document, indent=2))
-        return
-    table = Table(*report.headings(), box=None, pad_edge=False)
-    for is_winner, cells in report.rows():
-        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
-    console = stdout(200)
-    console.print(table)
-    console.print(Text(f"\n{report.verdict}\n"), soft_wrap=True)
-    if is_sweep:
-        click.echo(f"page {page}")
-    click.echo(str(folders[0] if is_sweep else page))

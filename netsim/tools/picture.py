@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
 
-__all__ = ["HOST", "INK", "PLACE", "Line", "Place", "Sketch", "draw_matrix", "draw_sketch"]
+__all__ = ["HOST", "INK", "PLACE", "Line", "Place", "Sketch", "draw_matrix", "draw_sketch", "positions"]
 
 _MOST_LABELS = 14  # more links than this are told by a matrix beside the picture
 _MOST_LEAVES = 10  # more hosts that are alike and hang on one place are drawn as one
@@ -147,7 +147,7 @@ def _homes(topology: Topology) -> dict[str, str]:
     return home
 
 
-def _positions(sketch: Sketch) -> FloatArray:
+def positions(sketch: Sketch) -> FloatArray:
     """Where places stand, in a square from -1 to 1: near ones near, none on top of another."""
     num = len(sketch.places)
     if num == 1:
@@ -204,7 +204,7 @@ def draw_sketch(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
         sketch: what.
         colours: of wires, by bits per second.
     """
-    spots = _positions(sketch)
+    spots = positions(sketch)
     axes.set_axis_off()
     axes.set_xlim(-1.25, 1.25)
     axes.set_ylim(-1.2, 1.2)

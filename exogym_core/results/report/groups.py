@@ -125,16 +125,16 @@ class Group:
         sent = [run.bytes_sent_per_worker for run in self.runs if run.bytes_sent_per_worker is not None]
         has_target = any(run.target is not None for run in self.runs)
         return [
-            f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
-            f"{len(times)} of {count}" if has_target else _MISSING,
             _told(times, format_seconds) if len(times) == count else _MISSING,
+            f"{len(times)} of {count}" if has_target else _MISSING,
             _told(losses, lambda value: f"{value:.4g}"),
+            f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
             format_bytes(sum(sent) / len(sent)) if sent else _MISSING,
             format_bytes(sum(wan) / len(wan)) if wan else _MISSING,
         ]
 
 
-HEADINGS = ("runs", "held", "to target", "final loss", "sent by a worker", "between regions")
+HEADINGS = ("to target", "held", "final loss", "runs", "sent by a worker", "between regions")
 """Of `Group.cells`."""
 
 
@@ -189,7 +189,7 @@ def group_runs(members: Sequence[Member], keys: Sequence[str], where: Sequence[s
     for key in keys:
         if all(member.value(key) == _MISSING for member in members):
             raise InputError(
-                f"--by {key}: no run has such a key: give one of an experiment, such as topology"
+                f"--group-by {key}: no run has such a key: give one of an experiment, such as topology"
             )
     groups: dict[tuple[str, ...], list[Member]] = {}
     for member in members:

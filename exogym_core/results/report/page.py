@@ -1,29 +1,29 @@
-"""One self-contained HTML page: nothing is loaded from elsewhere, no script runs, every name is escaped."""
+"""The page of one run, from what its folder holds."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exogym_core.names import visible
+from exogym_core.results.report.document import Figure, Listing, Page, TextTable, encoded, render_page
 from exogym_core.results.report.facts import head_facts, run_facts
-from exogym_core.results.report.plots import draw_plots
+from exogym_core.results.report.interactive import interactive_curves
+from exogym_core.results.report.network import draw_network, link_use, network_matrix
+from exogym_core.results.report.pictures import OF_ONE_RUN, draw_pictures
+from exogym_core.results.report.plots import Shown
 from exogym_core.results.report.results import Results
 from exogym_core.results.report.table import table_cells, table_headings
 from exogym_core.results.report.verdict import verdict
-from netsim.files.units import format_bits_per_second, format_seconds
-from netsim.topology.topology import Topology
+from exogym_core.results.report.weather import weather_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from exogym_core.results.record import RunFolder
-    from exogym_core.results.report.plots import Picture
+    from exogym_core.results.report.pictures import Picture
 
-__all__ = ["network_matrix", "render_page", "write_report"]
+__all__ = ["environment_of", "page_of", "shown_of", "write_report"]
 
 _CAPTIONS = {
     "loss_against_time": "Loss of the judged model against virtual time: when that model came to exist.",
@@ -32,106 +32,111 @@ _CAPTIONS = {
         "Virtual time in which a worker computed, waited for the network, and waited for slower workers; means over "
         "workers. Shares in this order."
     ),
+    "use_of_the_network": "Payload bits per second that all workers sent, in the course of virtual time.",
     "what_the_network_did": (
         "Links and hosts that changed while it ran, as a share of the stated bandwidth: outages, crashes, traces, "
         "events and drift. It is the same for all strategies. The traffic of others is not shown."
     ),
 }
-_MAX_PLACES = 24  # a larger matrix is not read by anyone
+_INTERACTIVE = ("loss_against_time", "loss_against_bytes", "use_of_the_network")
+_NOTE = (
+    "Losses and accuracy are those of the judged model: the one that could be shipped at that instant. Savings are "
+    "against AllReduce, of those that did as many steps and held the target, if there is one. Bytes are payload, "
+    "headers not counted. Virtual time is the simulated clock's."
+)
+_SEEDS_NOTE = " Figures are means \N{PLUS-MINUS SIGN} standard deviation over seeds."
+_TRACE = "trace.json.gz"
+_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays beside the page
 
 
-def write_report(folder: RunFolder) -> Path:
+def write_report(folder: RunFolder, align: str = "time") -> Path:
     """Draw the plots and write the page into a run folder, from what the folder holds; returns the page.
+
+    Args:
+        folder: of a run.
+        align: by what curves are aligned when the page opens: `time`, `steps` or `bytes`.
 
     Raises:
         InputError: a file of the run is missing or damaged.
         RecordError: a file cannot be written.
     """
-    results = Results.load(folder)
-    pictures = draw_plots(results)
+    shown = shown_of(Results.load(folder))
+    pictures = draw_pictures(shown, OF_ONE_RUN)
     for name, picture in pictures.items():
         folder.write_text(f"plots/{name}.png", picture.wide)
-    return folder.write_text("report.html", render_page(results, pictures))
+    return folder.write_text("report.html", render_page(page_of(folder, shown, pictures, align)))
 
 
-def render_page(results: Results, pictures: Mapping[str, Picture]) -> str:
-    """The page's HTML."""
-    import jinja2
+def shown_of(results: Results) -> Shown:
+    """Results, and the weather of their network."""
+    return Shown(results, weather_of(results))
 
-    assets = resources.files("exogym_core.results.report")
-    style = assets.joinpath("page.css").read_text(encoding="utf-8")
-    template = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(assets.joinpath("page.html").read_text(encoding="utf-8"))
-    decision = verdict(results)
-    return template.render(
-        style=style,
-        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+
+def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], align: str = "time") -> Page:
+    """All that the page says."""
+    results = shown.results
+    decision, topology = verdict(results), results.settings.get("topology")
+    runs = run_facts(results)
+    return Page(
         title=visible(results.settings.get("name", "run"), 80),
         facts=head_facts(results),
         verdict=decision.text,
-        winner=decision.winner,
-        incomplete=results.incomplete,
         headings=table_headings(results),
-        several_seeds=len(results.seeds) > 1,
-        rows=list(zip([result.name for result in results.strategies], table_cells(results), strict=True)),
-        runs=run_facts(results),
-        pictures=[
-            (_caption(name, results), _encoded(picture.wide), _encoded(picture.narrow))
+        rows=[
+            (result.name == decision.winner, cells)
+            for result, cells in zip(results.strategies, table_cells(results), strict=True)
+        ],
+        note=_NOTE + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
+        is_incomplete=results.incomplete,
+        figures=[
+            Figure(_caption(name, results), picture, name in _INTERACTIVE)
             for name, picture in pictures.items()
         ],
-        network=network_matrix(results.settings.get("topology")),
-        experiment=results.experiment_yaml,
+        curves=interactive_curves(results, shown.weather, align),
+        tables=[_how_each_was_run(runs)] if runs else [],
+        network=network_matrix(topology),
+        drawings=draw_network(topology),
+        use=link_use(folder.path / _TRACE, topology),
+        trace=_trace_of(folder),
+        experiments=[Listing("experiment.yaml", results.experiment_yaml), *environment_of(folder)],
+        experiments_note="This file runs again as it is: netgym compare experiment.yaml",
     )
 
 
-def _encoded(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()
+def _how_each_was_run(runs: Sequence[tuple[str, list[str]]]) -> TextTable:
+    return TextTable(
+        "How each was run",
+        ["strategy", "judged model", "collectives", "computing", "network", "waiting for others"],
+        runs,
+        "Virtual seconds of a worker, means over all; the three sum to the run's time.",
+    )
+
+
+def environment_of(folder: RunFolder) -> list[Listing]:
+    """What the run was made with, if it says so."""
+    path = folder.path / "environment.json"
+    if not path.is_file():
+        return []
+    return [Listing("environment.json", path.read_text(encoding="utf-8", errors="replace"))]
+
+
+def _trace_of(folder: RunFolder) -> tuple[str, str | None] | None:
+    """The trace's name and, where it is small enough to be handed to Perfetto by the page itself, the same base64."""
+    path = folder.path / _TRACE
+    if not path.is_file():
+        return None
+    return _TRACE, encoded(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
 
 
 def _caption(name: str, results: Results) -> str:
     if len(results.seeds) == 1:
         return _CAPTIONS[name]
-    if name == "what_the_network_did":
+    if name in ("what_the_network_did", "use_of_the_network"):
         seed = results.settings.get("network_seed")
+        if name == "use_of_the_network":
+            return f"{_CAPTIONS[name]} The run is that of seed {results.seeds[0]}."
         return f"{_CAPTIONS[name]} Drift is that of seed {results.seeds[0] if seed is None else seed}."
     if name == "where_the_time_went":
         return f"{_CAPTIONS[name]} Means over {len(results.seeds)} seeds."
     band = f"Lines are means over {len(results.seeds)} seeds, bands go from the lowest to the highest seed."
     return f"{_CAPTIONS[name]} {band}"
-
-
-def network_matrix(topology: Any) -> dict[str, Any] | None:
-    """Bandwidth and one-way latency between regions (hosts, where there are none) as rows of texts.
-
-    None without a topology, or where it has more places than a page can show.
-    """
-    if not isinstance(topology, dict):
-        return None
-    network = Topology.from_mapping(topology, "experiment.yaml: topology")
-    places: dict[str, list[int]] = {}
-    for host in network.hosts:
-        places.setdefault(network.region_of(host.index), []).append(host.index)
-    if not 1 < len(places) <= _MAX_PLACES:
-        return None
-    rows = []
-    for source in places.values():
-        row = []
-        for target in places.values():
-            ends = (source[0], target[-1])
-            row.append("" if ends[0] == ends[1] else _path_text(network, *ends))
-        rows.append(row)
-    names = [visible(name, 30) for name in places]
-    return {
-        "name": visible(network.name, 80),
-        "source": visible(network.source, 2000),
-        "places": names,
-        "rows": list(zip(names, rows, strict=True)),
-    }
-
-
-def _path_text(network: Topology, source: int, target: int) -> str:
-    links = list(network.route(source, target))
-    rate = min(float(network.bits_per_second[link]) for link in links)
-    latency = network.route_latency_seconds(source, target)
-    return f"{format_bits_per_second(rate)}\n{format_seconds(latency)}"

@@ -1,15 +1,14 @@
-"""Plots of a comparison: loss against virtual time and bytes, where the time went, what the network did."""
+"""Plots of a comparison: loss against virtual time, steps and bytes, where the time went, what the network did."""
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
-from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
-from exogym_core.results.report.weather import draw_weather
+from exogym_core.results.report.curves import COLOURS, curve, rates
+from exogym_core.results.report.weather import WeatherStrips, draw_weather, least_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,129 +17,90 @@ if TYPE_CHECKING:
 
     from exogym_core.results.report.results import Results, StrategyResult
 
-__all__ = ["Picture", "draw_plots", "draw_study"]
+__all__ = ["DRAWINGS", "Shown"]
 
-# Okabe and Ito's colours, told apart by all kinds of colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 _MARKERS = "osD^vPX*"
 _PARTS = {"computing": "#0072B2", "network": "#E69F00", "waiting": "#BBBBBB"}
-_STYLE: dict[Any, Any] = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "axes.axisbelow": True,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    # Names come from users: no formula is read out of them.
-    "text.parse_math": False,
-}
 _WIDE_RANGE = 12.0  # beyond this ratio between the strategies' ends, the axis is logarithmic
-_SIZES = {"wide": ((8.0, 4.5), 144), "narrow": ((4.2, 4.4), 180)}  # inches, dots an inch
 _MOST_TICKS = 8
+_MOST_ABSENCES = 200
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One plot as PNG files: for a page, and for a telephone's width, where the same letters fill more of it."""
+class Shown(NamedTuple):
+    """What is drawn: the results, and what the network did meanwhile."""
 
-    wide: bytes
-    narrow: bytes
-
-
-def draw_plots(results: Results) -> dict[str, Picture]:
-    """Pictures by name; those about time only where there is virtual time."""
-    drawings: dict[str, Callable[[Axes, Results], bool]] = {
-        "loss_against_time": _loss_against_time,
-        "loss_against_bytes": _loss_against_bytes,
-        "where_the_time_went": _where_the_time_went,
-        "what_the_network_did": draw_weather,
-    }
-    return _pictures(drawings, results)
+    results: Results
+    weather: WeatherStrips = WeatherStrips((), 0.0)
 
 
-def draw_study(results: Results) -> dict[str, Picture]:
-    """Pictures of groups of runs, each a strategy's result: losses against time, steps and bytes."""
-    return _pictures(
-        {
-            "loss_against_time": _loss_against_time,
-            "loss_against_steps": _loss_against_steps,
-            "loss_against_bytes": _loss_against_bytes,
-        },
-        results,
-    )
-
-
-def _pictures(
-    drawings: Mapping[str, Callable[[Axes, Results], bool]], results: Results
-) -> dict[str, Picture]:
-    # Imported here: it takes longer than all the rest of a command's start.
-    import matplotlib
-
-    pictures: dict[str, Picture] = {}
-    # From the defaults, so that a user's own matplotlibrc changes nothing.
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # Names may have letters that the font lacks: a box stands for them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        for name, draw in drawings.items():
-            drawn = {size: _drawn(draw, results, *shape) for size, shape in _SIZES.items()}
-            if drawn["wide"] is not None and drawn["narrow"] is not None:
-                pictures[name] = Picture(drawn["wide"], drawn["narrow"])
-    return pictures
-
-
-def _drawn(
-    draw: Callable[[Axes, Results], bool], results: Results, inches: tuple[float, float], dpi: int
-) -> bytes | None:
-    from matplotlib.figure import Figure
-
-    # A figure of its own, not pyplot's: no window, no state kept between plots.
-    figure = Figure(figsize=inches, layout="constrained", dpi=dpi)
-    if not draw(figure.subplots(), results):
-        return None
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
-    return picture.getvalue()
-
-
-def _loss_against_time(axes: Axes, results: Results) -> bool:
+def _loss_against_time(axes: Axes, shown: Shown) -> bool:
+    results = shown.results
     # A unit that suits the shortest run: the axis becomes logarithmic where others take far longer.
     shortest = min((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
     divisor, unit = (3600.0, "h") if shortest >= 7200 else (60.0, "min") if shortest >= 300 else (1.0, "s")
     axes.set_title("Loss against virtual time")
-    return _draw_losses(axes, results, "virtual_seconds", divisor, f"virtual time, {unit}")
+    if not _draw_losses(axes, results, "seconds", divisor, f"virtual time, {unit}"):
+        return False
+    _shade_weather(axes, shown.weather, divisor)
+    _shade_absences(axes, results, divisor)
+    return True
 
 
-def _loss_against_steps(axes: Axes, results: Results) -> bool:
+def _shade_weather(axes: Axes, weather: WeatherStrips, divisor: float) -> None:
+    """Grey where a link or host was down or slow, the darker the less was left."""
+    if not weather.strips:
+        return
+    shares = least_shares(weather)
+    width = weather.until_seconds / len(shares) / divisor
+    limits = axes.get_xlim()
+    for share, columns in groupby(range(len(shares)), key=lambda column: round(shares[column], 1)):
+        if share < 1:
+            inside = list(columns)
+            axes.axvspan(
+                inside[0] * width, (inside[-1] + 1) * width, color="#555555", alpha=0.22 * (1 - share),
+                linewidth=0, zorder=0,
+            )  # fmt: skip
+    axes.set_xlim(limits)
+
+
+def _shade_absences(axes: Axes, results: Results, divisor: float) -> None:
+    """In a strategy's colour, at the foot, where ranks were away from it; of its first seed."""
+    limits = axes.get_xlim()
+    for position, result in enumerate(results.strategies):
+        for absence in list(result.runs[0].dropped_peers)[:_MOST_ABSENCES] if result.runs else ():
+            back = absence["back_virtual_seconds"]
+            end = back if back is not None else result.runs[0].virtual_seconds or limits[1] * divisor
+            axes.axvspan(
+                absence["virtual_seconds"] / divisor, end / divisor, ymax=0.05,
+                color=COLOURS[position % len(COLOURS)], alpha=0.45, linewidth=0,
+            )  # fmt: skip
+    axes.set_xlim(limits)
+
+
+def _loss_against_steps(axes: Axes, shown: Shown) -> bool:
     axes.set_title("Loss against steps")
-    return _draw_losses(axes, results, "step", 1.0, "steps")
+    return _draw_losses(axes, shown.results, "step", 1.0, "steps")
 
 
-def _loss_against_bytes(axes: Axes, results: Results) -> bool:
-    workers = results.settings.get("workers")
-    count = workers.get("count", 1) if isinstance(workers, dict) else 1
+def _loss_against_bytes(axes: Axes, shown: Shown) -> bool:
     axes.set_title("Loss against bytes sent")
-    return _draw_losses(axes, results, "bytes_sent", 1e6 * (count or 1), "bytes sent per worker, MB")
+    return _draw_losses(axes, shown.results, "num_bytes", 1e6, "bytes sent per worker, MB")
 
 
-def _draw_losses(axes: Axes, results: Results, column: str, divisor: float, label: str) -> bool:
-    """A line a strategy over `column`; False where there is nothing to draw."""
+def _draw_losses(axes: Axes, results: Results, place: str, divisor: float, label: str) -> bool:
+    """A line a strategy over a place of its points; False where there is nothing to draw."""
     ends: list[float] = []
     for position, result in enumerate(results.strategies):
-        curve = _curve(result, column, divisor)
-        if len(curve) < 2 or curve[-1].place <= 0:
+        points = [point for point in curve(result) if getattr(point, place) is not None]
+        if len(points) < 2 or getattr(points[-1], place) <= 0:
             continue
-        ends.append(curve[-1].place)
+        places = [getattr(point, place) / divisor for point in points]
+        ends.append(places[-1])
         state = " (failed)" if result.error is not None else " (incomplete)" if result.incomplete else ""
-        style = _line(position, len(curve))
-        places = [point.place for point in curve]
-        axes.plot(places, [point.loss for point in curve], label=visible(result.name, 30) + state, **style)
+        style = _line(position, len(points))
+        axes.plot(places, [point.value for point in points], label=visible(result.name, 30) + state, **style)
         if len(result.runs) > 1:
-            least, most = [point.least for point in curve], [point.most for point in curve]
+            least, most = [point.least for point in points], [point.most for point in points]
             axes.fill_between(places, least, most, color=style["color"], alpha=0.18, linewidth=0)
     if not ends:
         return False
@@ -158,13 +118,13 @@ def _draw_losses(axes: Axes, results: Results, column: str, divisor: float, labe
             textcoords="offset points",
             ha="right",
             color="#555555",
-            fontsize=9,
+            fontsize="small",
         )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[-1] in "25" else "")
     axes.set_ylabel("loss of the judged model")
-    axes.legend(loc="best", fontsize=9)
+    axes.legend(loc="best")
     return True
 
 
@@ -193,41 +153,51 @@ def _ticks(linear: float, end: float) -> list[float]:
     return [0.0, *ticks]
 
 
-class _Point(NamedTuple):
-    """One step of a curve: means over seeds of where it is and of the loss, and the loss's range."""
-
-    place: float
-    loss: float
-    least: float
-    most: float
-
-
-def _curve(result: StrategyResult, column: str, divisor: float) -> list[_Point]:
-    """Loss by step over a column, for the steps that all runs have."""
-    runs = []
-    for run in result.runs:
-        places = run.at_steps(column)
-        runs.append({step: (places[step] / divisor, loss) for step, loss in run.losses if step in places})
-    curve = []
-    for step in sorted(set(runs[0]).intersection(*runs[1:])) if runs else []:
-        steps = [run[step] for run in runs]
-        losses = [loss for _, loss in steps]
-        place = sum(place for place, _ in steps) / len(steps)
-        curve.append(_Point(place, sum(losses) / len(losses), min(losses), max(losses)))
-    return curve
-
-
 def _line(position: int, num_points: int) -> dict[str, Any]:
     return {
-        "color": _COLOURS[position % len(_COLOURS)],
+        "color": COLOURS[position % len(COLOURS)],
         "marker": _MARKERS[position % len(_MARKERS)],
-        "markersize": 4.0,
         "markevery": max(1, num_points // 20),
-        "linewidth": 1.8,
     }
 
 
-def _where_the_time_went(axes: Axes, results: Results) -> bool:
+def _use_of_the_network(axes: Axes, shown: Shown) -> bool:
+    """A line a strategy: what all workers sent, in the course of the first seed's run."""
+    drawn = [
+        (position, result, points)
+        for position, result in enumerate(shown.results.strategies)
+        for points in [rates(result.runs[0], "bytes_sent") if result.runs else []]
+        if any(rate > 0 for _, rate in points)
+    ]
+    if not drawn:
+        return False
+    largest = max(rate for _, _, points in drawn for _, rate in points)
+    scale, unit = next(
+        ((scale, unit) for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")) if largest >= scale),
+        (1.0, "bit/s"),
+    )  # fmt: skip
+    ends = [points[-1][0] for _, _, points in drawn]
+    for position, result, points in drawn:
+        axes.step(
+            [0.0, *(end for end, _ in points)],
+            [points[0][1] / scale, *(rate / scale for _, rate in points)],
+            label=visible(result.name, 30),
+            color=COLOURS[position % len(COLOURS)],
+        )
+    axes.set_xlabel("virtual time, s")
+    if max(ends) > _WIDE_RANGE * min(ends):
+        _make_logarithmic(axes, "virtual time, s", min(ends) / 4, max(ends))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Use of the network")
+    axes.set_ylabel(f"sent by all workers, {unit}")
+    axes.legend(loc="best")
+    _shade_weather(axes, shown.weather, 1.0)
+    return True
+
+
+def _where_the_time_went(axes: Axes, shown: Shown) -> bool:
+    results = shown.results
     known = [(result, parts) for result in results.strategies if (parts := _parts(result)) is not None]
     if not known:
         return False
@@ -248,7 +218,7 @@ def _where_the_time_went(axes: Axes, results: Results) -> bool:
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
-            fontsize=9,
+            fontsize="small",
             bbox={"boxstyle": "square,pad=0.1", "color": "white"},
         )
     axes.set_xlim(0, longest * 1.28)
@@ -256,7 +226,7 @@ def _where_the_time_went(axes: Axes, results: Results) -> bool:
     axes.grid(visible=False, axis="y")
     axes.set_title("Where the time went", pad=24)
     axes.set_xlabel("virtual seconds of a worker")
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=3, fontsize=9)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=3)
     return True
 
 
@@ -273,3 +243,18 @@ def _parts(result: StrategyResult) -> tuple[float, float, float] | None:
 def _shares(parts: Sequence[float]) -> str:
     whole = sum(parts) or 1.0
     return " / ".join(f"{part / whole:.0%}" for part in parts)
+
+
+def _what_the_network_did(axes: Axes, shown: Shown) -> bool:
+    return draw_weather(axes, shown.weather)
+
+
+DRAWINGS: Mapping[str, Callable[[Axes, Shown], bool]] = {
+    "loss_against_time": _loss_against_time,
+    "loss_against_steps": _loss_against_steps,
+    "loss_against_bytes": _loss_against_bytes,
+    "where_the_time_went": _where_the_time_went,
+    "use_of_the_network": _use_of_the_network,
+    "what_the_network_did": _what_the_network_did,
+}
+"""By name: what draws it on axes; False where there is nothing to draw."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netsim.files.documents import load_document
 from netsim.files.errors import InputError
@@ -59,12 +59,14 @@ class SeedResult(_Figures):
         seed: which.
         complete: it came to its end.
         dropped_peers: absences of ranks that it went on without.
+        num_workers: which share what was sent.
         train, validation: rows of metrics.
     """
 
     seed: int = 0
     complete: bool = True
     dropped_peers: Sequence[Mapping[str, Any]] = ()
+    num_workers: int = 1
     train: Sequence[Mapping[str, float]] = field(default=(), repr=False)
     validation: Sequence[Mapping[str, float]] = field(default=(), repr=False)
 
@@ -75,7 +77,12 @@ class SeedResult(_Figures):
             judged = [(row["step"], row[column]) for row in self.validation if column in row]
             if judged:
                 return judged
-        return [(row["step"], row["train_loss"]) for row in self.train if "train_loss" in row]
+        return self.measured("train_loss")
+
+    def measured(self, column: str) -> list[tuple[float, float]]:
+        """(step, value) of a column of either kind of metrics; of validation, where both have it."""
+        rows = self.validation if any(column in row for row in self.validation) else self.train
+        return [(row["step"], row[column]) for row in rows if column in row]
 
     def at_steps(self, column: str) -> dict[float, float]:
         """A column of the training metrics by step; 0 at step 0, before anything has happened.
@@ -151,14 +158,17 @@ class Results:
         document = load_document(path)
         if not isinstance(document.data, dict):
             raise document.error((), "is no experiment: expected a mapping")
-        seeds = document.data.get("seeds")
+        seeds, workers = document.data.get("seeds"), document.data.get("workers")
+        count = workers.get("count") if isinstance(workers, dict) else None
+        told = _Told(
+            document.data.get("seed"),
+            isinstance(seeds, list),
+            count if isinstance(count, int) and count else 1,
+        )
         return cls(
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
-            strategies=[
-                _strategy_result(folder, entry, document.data.get("seed"), isinstance(seeds, list))
-                for entry in folder.read_summary()
-            ],
+            strategies=[_strategy_result(folder, entry, told) for entry in folder.read_summary()],
         )
 
     @property
@@ -189,11 +199,18 @@ class Results:
         return len(self.strategies) < num_wanted or any(result.incomplete for result in self.strategies)
 
 
-def _strategy_result(
-    folder: RunFolder, entry: Mapping[str, Any], seed: Any, has_seeds: bool
-) -> StrategyResult:
+class _Told(NamedTuple):
+    """What the experiment says of all its runs."""
+
+    seed: Any
+    has_seeds: bool
+    num_workers: int
+
+
+def _strategy_result(folder: RunFolder, entry: Mapping[str, Any], told: _Told) -> StrategyResult:
     where = f"{folder.path / 'summary.json'}: {entry['name']}"
-    runs = entry.get("by_seed") if has_seeds else [{**entry, "seed": seed if isinstance(seed, int) else 0}]
+    seed = told.seed if isinstance(told.seed, int) else 0
+    runs = entry.get("by_seed") if told.has_seeds else [{**entry, "seed": seed}]
     if not isinstance(runs, list) or not all(
         isinstance(run, dict) and isinstance(run.get("seed"), int) for run in runs
     ):
@@ -209,19 +226,18 @@ def _strategy_result(
         collectives=collectives if isinstance(collectives, dict) else {},
         incomplete=bool(entry.get("incomplete", False)),
         error=str(error or "it failed") if entry.get("failed") else None,
-        runs=[_seed_result(folder, str(entry["name"]), run, has_seeds, where) for run in runs],
+        runs=[_seed_result(folder, str(entry["name"]), run, told, where) for run in runs],
         **_figures(entry, where),
     )
 
 
-def _seed_result(
-    folder: RunFolder, name: str, run: Mapping[str, Any], has_seeds: bool, where: str
-) -> SeedResult:
-    seed = run["seed"] if has_seeds else None
+def _seed_result(folder: RunFolder, name: str, run: Mapping[str, Any], told: _Told, where: str) -> SeedResult:
+    seed = run["seed"] if told.has_seeds else None
     return SeedResult(
         seed=run["seed"],
         complete=not (run.get("incomplete") or run.get("failed")),
         dropped_peers=_absences(run.get("dropped_peers"), where),
+        num_workers=told.num_workers,
         train=folder.read_metrics(name, seed=seed),
         validation=folder.read_metrics(name, "validation", seed=seed),
         **_figures(run, where),

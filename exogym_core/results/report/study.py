@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exogym_core.names import visible
 from exogym_core.results.record import RunFolder
+from exogym_core.results.report.document import Figure, Listing, Page, TextTable, render_page
 from exogym_core.results.report.groups import HEADINGS, default_keys, group_runs, members_of, study_verdict
-from exogym_core.results.report.plots import draw_study
+from exogym_core.results.report.interactive import interactive_curves
+from exogym_core.results.report.network import draw_network, network_matrix
+from exogym_core.results.report.page import environment_of
+from exogym_core.results.report.pictures import OF_SEVERAL, draw_pictures
+from exogym_core.results.report.plots import Shown
 from exogym_core.results.report.results import Results
+from exogym_core.results.report.weather import weather_of
 from exogym_core.results.tidy import find_runs, value_text
 
 if TYPE_CHECKING:
@@ -20,9 +23,10 @@ if TYPE_CHECKING:
 
     from exogym_core.results.report.groups import Group, Member
 
-__all__ = ["StudyReport", "html_page", "study_report"]
+__all__ = ["StudyReport", "study_report"]
 
 MOST_CURVES = 8
+_MOST_LISTED = 20
 _NOTE = (
     "A row is a group of runs that agree in the first columns. Figures are means over its runs, in brackets the 95 % "
     "bootstrap interval; with few seeds it is too narrow. 'held': runs that reached the target loss and stayed there; "
@@ -45,6 +49,7 @@ class StudyReport:
         verdict: the sentence.
         winner: the group that seeds support, if any.
         failures: (which, why).
+        listings: experiments, and what they were made with.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class StudyReport:
             for member in members
             if not member.result.ended
         ]
-        self.experiments: list[tuple[str, str]] = []
+        self.listings: list[Listing] = []
 
     def headings(self) -> list[str]:
         """Of the table."""
@@ -71,47 +76,53 @@ class StudyReport:
             for group in self.groups
         ]
 
-    def html(self) -> str:
-        """The page."""
-        first = Results(
-            self.members[0].settings, "", [group.as_result() for group in self.groups[:MOST_CURVES]]
+    def shown(self) -> Shown:
+        """Groups as strategies, and the weather if it is the same for all."""
+        first = self.members[0]
+        alike = ("topology", "network_seed", "seed", "seeds")
+        results = Results(first.settings, "", [group.as_result() for group in self.groups])
+        has_one_weather = all(
+            member.settings.get(key) == first.settings.get(key) for member in self.members for key in alike
         )
-        shown = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
-        return html_page(
-            title=visible(self.title, 80),
-            facts=[
-                ("runs", len({(member.run.run, member.run.point) for member in self.members})),
-                ("trainings", sum(len(member.result.runs) for member in self.members)),
-                ("grouped by", ", ".join(self.keys)),
-            ],
-            verdict=self.verdict,
-            headings=self.headings(),
-            rows=self.rows(),
-            note=_NOTE,
-            pictures=[
-                (_CAPTIONS[name] + shown, *map(_encoded, (picture.wide, picture.narrow)))
-                for name, picture in draw_study(first).items()
-            ],
-            failures=[(visible(which, 80), visible(why, 500)) for which, why in self.failures],
-            experiments=self.experiments,
+        return Shown(results, weather_of(results)) if has_one_weather else Shown(results)
+
+    def few(self) -> Shown:
+        """The first groups: as many as a picture can show."""
+        shown = self.shown()
+        first = shown.results.strategies[:MOST_CURVES]
+        return Shown(Results(shown.results.settings, "", first), shown.weather)
+
+    def html(self, align: str = "time") -> str:
+        """The page; curves are aligned by time, steps or bytes when it opens."""
+        shown = self.shown()
+        told = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
+        settings = shown.results.settings
+        topology = settings.get("topology")
+        has_one_network = all(member.settings.get("topology") == topology for member in self.members)
+        failures = [(visible(which, 80), [visible(why, 500)]) for which, why in self.failures]
+        return render_page(
+            Page(
+                title=visible(self.title, 80),
+                facts=[
+                    ("runs", len({(member.run.run, member.run.point) for member in self.members})),
+                    ("trainings", sum(len(member.result.runs) for member in self.members)),
+                    ("grouped by", visible(", ".join(self.keys), 200)),
+                ],
+                verdict=self.verdict,
+                headings=self.headings(),
+                rows=self.rows(),
+                note=_NOTE,
+                figures=[
+                    Figure(_CAPTIONS[name] + told, picture, is_curve=True)
+                    for name, picture in draw_pictures(self.few(), OF_SEVERAL).items()
+                ],
+                curves=interactive_curves(shown.results, shown.weather, align),
+                tables=[TextTable("What failed", ["which", "why"], failures)] if failures else [],
+                network=network_matrix(topology) if has_one_network else None,
+                drawings=draw_network(topology) if has_one_network else [],
+                experiments=self.listings,
+            )
         )
-
-
-def html_page(**content: Any) -> str:
-    """The template of studies, filled; every text is escaped, no script runs, nothing is loaded."""
-    import jinja2
-
-    assets = resources.files("exogym_core.results.report")
-    style = assets.joinpath("page.css").read_text(encoding="utf-8")
-    template = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(assets.joinpath("study.html").read_text(encoding="utf-8"))
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return template.render(style=style, style_hash=digest, **content)
-
-
-def _encoded(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()
 
 
 def _order(group: Group) -> tuple[int, float]:
@@ -156,8 +167,10 @@ def study_report(
         for member in kept
         for path in [member.run.folder.path.parents[1] if member.run.point else member.run.folder.path]
     }
-    report.experiments = [
-        (name, (path / "experiment.yaml").read_text(encoding="utf-8"))
-        for name, path in list(texts.items())[:20]
-    ]
+    for name, path in list(texts.items())[:_MOST_LISTED]:
+        text = (path / "experiment.yaml").read_text(encoding="utf-8")
+        report.listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
+    # Points of a sweep are made with the same, so the first one's is told.
+    found = environment_of(kept[0].run.folder)
+    report.listings += [Listing(visible(f"{kept[0].run.run}: {each.name}", 100), each.text) for each in found]
     return report

@@ -18,42 +18,60 @@ if TYPE_CHECKING:
     from exogym_core.results.report.results import Results
     from netsim.weather.history import WeatherHistory
 
-__all__ = ["draw_weather"]
+__all__ = ["Strip", "WeatherStrips", "draw_weather", "least_shares", "weather_of"]
 
 _MOST_STRIPS = 16
 _COLOURS = ("#5c0011", "#D55E00", "#E69F00", "#dcebf5")  # from nothing to all that is stated
 _COLUMNS = 600  # of a strip; an outage that is shorter than one still shows
 
 
-class _Strip(NamedTuple):
+class Strip(NamedTuple):
     """One link, or one host: what it can do, 0 to 1 of what the topology says, from each instant on."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
-def draw_weather(axes: Axes, results: Results) -> bool:
-    """A strip for each link and host that changes; False where nothing does, or there is no time."""
+class WeatherStrips(NamedTuple):
+    """Strips of what changes, up to an instant; without any where nothing does."""
+
+    strips: Sequence[Strip]
+    until_seconds: float
+
+
+def weather_of(results: Results) -> WeatherStrips:
+    """What the network did while the longest strategy ran; no strips where there is no time."""
     topology = results.settings.get("topology")
     seconds = max((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
     if not isinstance(topology, dict) or not seconds:
-        return False
-    from matplotlib.colors import LinearSegmentedColormap
-
+        return WeatherStrips((), 0.0)
     network = Topology.from_mapping(topology, "experiment.yaml: topology")
     seed = results.settings.get("network_seed")
     weather = network.weather.with_seed(results.seeds[0] if seed is None else seed)
     history = play_weather(replace(network, weather=weather), seconds)
-    strips = _strips(network, history)
+    return WeatherStrips(_strips(network, history), history.until_seconds)
+
+
+def least_shares(weather: WeatherStrips) -> list[float]:
+    """Of all strips together, the least in each of equal spans of time."""
+    columns = [_columns(strip.points, weather.until_seconds) for strip in weather.strips]
+    return [min(shares) for shares in zip(*columns, strict=True)]
+
+
+def draw_weather(axes: Axes, weather: WeatherStrips) -> bool:
+    """A strip for each link and host that changes; False where nothing does, or there is no time."""
+    strips = weather.strips
     if not strips:
         return False
+    from matplotlib.colors import LinearSegmentedColormap
+
     shown = strips[:_MOST_STRIPS]
-    image = [_columns(strip.points, history.until_seconds) for strip in shown]
+    image = [_columns(strip.points, weather.until_seconds) for strip in shown]
     drawn = axes.imshow(
         image,
         aspect="auto",
         interpolation="nearest",
-        extent=(0.0, history.until_seconds, len(shown) - 0.5, -0.5),
+        extent=(0.0, weather.until_seconds, len(shown) - 0.5, -0.5),
         cmap=LinearSegmentedColormap.from_list("down to full", _COLOURS),
         vmin=0.0,
         vmax=1.0,
@@ -70,7 +88,7 @@ def draw_weather(axes: Axes, results: Results) -> bool:
     return True
 
 
-def _strips(network: Topology, history: WeatherHistory) -> list[_Strip]:
+def _strips(network: Topology, history: WeatherHistory) -> list[Strip]:
     """Hosts that crash, then links; both directions of a link in one strip where they do the same."""
     strips = []
     crashed: set[str] = set()
@@ -82,7 +100,7 @@ def _strips(network: Topology, history: WeatherHistory) -> list[_Strip]:
                 points += [(outage.begin_seconds, 0.0), *([(end, 1.0)] if end is not None else [])]
         name = network.hosts[host].name
         crashed.add(name)
-        strips.append(_Strip(f"host {visible(name, 20)}", sorted(points)))
+        strips.append(Strip(f"host {visible(name, 20)}", sorted(points)))
     told: set[tuple[str, str]] = set()
     for index, changes in history.links.items():
         link = network.links[index]
@@ -97,7 +115,7 @@ def _strips(network: Topology, history: WeatherHistory) -> list[_Strip]:
         arrow = "\N{LEFT RIGHT ARROW}" if both else "\N{RIGHTWARDS ARROW}"
         rate = format_bits_per_second(link.bits_per_second)
         points = [(instant, value / link.bits_per_second) for instant, value in changes]
-        strips.append(_Strip(f"{visible(ends[0], 14)} {arrow} {visible(ends[1], 14)}\n{rate}", points))
+        strips.append(Strip(f"{visible(ends[0], 14)} {arrow} {visible(ends[1], 14)}\n{rate}", points))
     return strips
 
 
