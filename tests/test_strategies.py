@@ -217,8 +217,8 @@ def test_opendilocos_names_are_accepted() -> None:
     theirs = DiLoCoStrategy(
         inner_optimizer=SGD, outer_optimizer=SGD, num_inner_steps=5, hivemind_compression="fp16"
     )
-    assert theirs.H == theirs.diloco.H == DiLoCoStrategy(local_steps=5).H == 5
-    assert theirs.diloco.averaging.codec is codec_named("fp16")
+    assert theirs.H == theirs.modules[0].H == DiLoCoStrategy(local_steps=5).H == 5
+    assert theirs.modules[0].averaging.codec is codec_named("fp16")
 
 
 # --- learning rates ----------------------------------------------------------------------------------------

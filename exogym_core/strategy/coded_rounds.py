@@ -9,6 +9,7 @@ import torch
 
 from exogym_core.strategy.communicate_optimize import CommunicationModule
 from exogym_core.strategy.exchange import charged, refuse_sites
+from exogym_core.strategy.outer_rounds import OuterRounds
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.gathered import decoded, gathering
 from exogym_core.strategy.parts.outer import OuterStep, Round
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
     from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.options.optim import OptimSpec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["CodedRounds"]
 
 
-class CodedRounds(CommunicationModule):
+class CodedRounds(OuterRounds, CommunicationModule):
     """An outer step every `H` steps along what all ranks have sent of their errors.
 
     With d = theta - theta_i, how far this rank has gone in the round, negated::
@@ -43,8 +43,6 @@ class CodedRounds(CommunicationModule):
         among_senders: of each value the mean is over the ranks that have sent one other than zero.
         encoded_mean: the mean is encoded and decoded once more.
     """
-
-    judged = "outer"
 
     def __init__(
         self,
@@ -85,12 +83,6 @@ class CodedRounds(CommunicationModule):
         work = zip(sent, self.errors, self.outer.buckets, strict=True)
         return Round(sent, [Flight(self._steps(d, error, self.codec(bucket))) for d, error, bucket in work])
 
-    def apply(self, outer_round: Round) -> None:
-        """An outer step along the mean; every rank goes on from the new theta."""
-        self.outer.apply(outer_round.wait())
-        self.outer.reset_parameters()
-        self.num_rounds += 1
-
     def _steps(self, displacement: Tensor, error: Tensor, codec: Codec) -> Steps[Tensor]:
         codec = charged(self.strategy, codec)
         error.mul_(self.beta).add_(displacement, alpha=self.gain)
@@ -104,28 +96,12 @@ class CodedRounds(CommunicationModule):
         mean = total / (count.clamp(min=1) if self.among_senders else len(messages))
         return codec.decode(codec.encode(mean), len(mean)).to(mean.dtype) if self.encoded_mean else mean
 
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The outer one."""
-        return [self.outer.optim]
-
-    def judged_state(self) -> dict[str, Tensor]:
-        """Theta."""
-        return self.named(self.outer.theta)
-
-    @property
-    def judged_version(self) -> int:
-        """Rounds that have ended."""
-        return self.num_rounds
-
     def state_dict(self) -> dict[str, Any]:
-        """The outer state, the errors, and which round it is."""
-        errors = [error.clone() for error in self.errors]
-        return {**self.outer.state_dict(), "errors": errors, "num_rounds": self.num_rounds}
+        """Also the errors."""
+        return {**super().state_dict(), "errors": [error.clone() for error in self.errors]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
-        self.outer.load_state_dict(state)
-        self.num_rounds = state["num_rounds"]
+        super().load_state_dict(state)
         for error, saved in zip(self.errors, state["errors"], strict=True):
             error.copy_(saved)

@@ -6,19 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
+from exogym_core.strategy.outer_rounds import OuterRounds, OuterStrategy
 from exogym_core.strategy.parts.outer import OuterOptions, OuterStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
-    from torch.optim import Optimizer
-
-    from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
-    from exogym_core.strategy.parts.outer import Round
+    from exogym_core.strategy.chain import Chain, Scope
+from exogym_core.strategy.parts.outer import Round
 
 __all__ = [
     "DelayedDiLoCoCommunicator",
@@ -28,7 +24,7 @@ __all__ = [
 ]
 
 
-class DelayedDiLoCoCommunicator(Module):
+class DelayedDiLoCoCommunicator(OuterRounds):
     """The mean of round k's pseudo-gradients is applied at the end of round k + 1.
 
     Args:
@@ -37,7 +33,6 @@ class DelayedDiLoCoCommunicator(Module):
     """
 
     Options = OuterOptions
-    judged: str | None = "outer"
 
     def __init__(self, H: int | None = None, **options: Any) -> None:  # noqa: N803
         self.options, unknown = checked_options(type(self), OuterOptions, {"H": H, **options})
@@ -47,7 +42,7 @@ class DelayedDiLoCoCommunicator(Module):
         """Every rank begins with the same phi."""
         super().enter(strategy, scope)
         averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        self.outer, self.num_applied = OuterStep(scope.parameters, self.options.outer_optim(), averaging), 0
+        self.outer, self.num_rounds = OuterStep(scope.parameters, self.options.outer_optim(), averaging), 0
         self._site = scope.site.apart()
         self._is_staged = averaging.codec is not None or scope.site.inside is not None
         self._under_way: Round | None = None
@@ -72,7 +67,7 @@ class DelayedDiLoCoCommunicator(Module):
         """An outer step along the mean of the round before, if there is one; every worker goes on from phi."""
         if before is not None:
             self.outer.apply(before.wait())
-            self.num_applied += 1
+            self.num_rounds += 1
         self.outer.reset_parameters()
 
     def at_end(self) -> None:
@@ -81,31 +76,16 @@ class DelayedDiLoCoCommunicator(Module):
             before, self._under_way = self._under_way, None
             self.apply(before)
 
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The outer one."""
-        return [self.outer.optim]
-
-    def judged_state(self) -> dict[str, Tensor] | None:
-        """Phi."""
-        return self.named(self.outer.theta)
-
-    @property
-    def judged_version(self) -> int:
-        """Rounds that have been applied."""
-        return self.num_applied
-
     def state_dict(self) -> dict[str, Any]:
-        """The outer state, and the round under way."""
+        """Also the round under way."""
         under_way = None if self._under_way is None else self._under_way.state_dict()
-        return {**self.outer.state_dict(), "under_way": under_way, "num_applied": self.num_applied}
+        return {**super().state_dict(), "under_way": under_way}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; what was under way is sent again."""
-        self.outer.load_state_dict(state)
+        super().load_state_dict(state)
         saved = state["under_way"]
         self._under_way = None if saved is None else self.outer.resumed(self._site, saved)
-        self.num_applied = state["num_applied"]
 
 
 class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator):
@@ -128,7 +108,7 @@ class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator):
                 gradient += before.wait()[number] - before.sent[number] / n
         self.outer.apply(gradients)
         self.outer.reset_parameters()
-        self.num_applied += 1
+        self.num_rounds += 1
 
     def judged_state(self) -> None:
         """Every rank's own."""
@@ -139,7 +119,7 @@ class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator):
         return self.strategy.local_step
 
 
-class DelayedDiLoCoStrategy(Chain):
+class DelayedDiLoCoStrategy(OuterStrategy):
     """DiLoCo whose outer gradients may take a round to arrive, and are applied when the next one ends.
 
     A worker begins every round at phi: what it did in a round is in phi one round later.
@@ -157,19 +137,7 @@ class DelayedDiLoCoStrategy(Chain):
     """
 
     Options = OuterOptions
-    module: type[DelayedDiLoCoCommunicator] = DelayedDiLoCoCommunicator
-
-    def __init__(
-        self,
-        optim_spec: OptimizerLike | None = None,
-        outer_optim_spec: OptimizerLike | None = None,
-        H: int | None = None,  # noqa: N803
-        **options: Any,
-    ) -> None:
-        given = {"outer_optim_spec": outer_optim_spec, "H": H, **options}
-        outer, others = checked_options(type(self), OuterOptions, given)
-        self.H = outer.H
-        super().__init__([self.module(**vars(outer))], optim_spec, **others)
+    module = DelayedDiLoCoCommunicator
 
 
 class EagerDiLoCoStrategy(DelayedDiLoCoStrategy):

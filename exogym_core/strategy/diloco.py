@@ -5,27 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.absence.absence import Absence
-from exogym_core.strategy.chain import Chain
 from exogym_core.strategy.communicate_optimize import CommunicationModule
 from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
 from exogym_core.strategy.options.diloco import DiLoCoOptions
+from exogym_core.strategy.outer_rounds import OuterRounds, OuterStrategy
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.strategy.sites.sites import Sites
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+    from torch import nn
 
-    from exogym_core.strategy.chain import Module, Scope
+    from exogym_core.strategy.chain import Chain, Module, Scope
     from exogym_core.strategy.options.optim import OptimizerLike
     from exogym_core.strategy.parts.outer import Round
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoStrategy"]
 
 
-class DiLoCoCommunicator(CommunicationModule):
+class DiLoCoCommunicator(OuterRounds, CommunicationModule):
     """An outer step every `H` steps.
 
     Args:
@@ -35,7 +34,6 @@ class DiLoCoCommunicator(CommunicationModule):
     """
 
     Options = DiLoCoOptions
-    judged = "outer"
 
     def __init__(
         self,
@@ -81,40 +79,24 @@ class DiLoCoCommunicator(CommunicationModule):
         """Line 12: the outer gradient, the mean over workers of `theta - theta_i`, is on its way."""
         return self.outer.begin(self.scope.site)
 
-    def apply(self, outer_round: Round) -> None:
-        """Lines 13 and 3: the outer optimizer steps along it, and every worker goes on from the new theta."""
-        self.outer.apply(outer_round.wait())
-        self.outer.reset_parameters()
-        self.num_rounds += 1
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The outer one."""
-        return [self.outer.optim]
-
-    def judged_state(self) -> dict[str, Tensor]:
-        """Theta; of a shard the parts that this rank holds."""
-        return self.named(self.outer.theta)
-
     @property
     def judged_version(self) -> int:
-        """Rounds that have ended."""
+        """Rounds that have ended, or those of all who take part."""
         return self.num_rounds if self.absence is None else self.absence.number
 
     def state_dict(self) -> dict[str, Any]:
-        """Theta, the outer optimizer's state, and which round it is."""
+        """Also who is absent."""
         absence = {} if self.absence is None else {"absence": self.absence.state_dict()}
-        return {**self.outer.state_dict(), "num_rounds": self.num_rounds, **absence}
+        return {**super().state_dict(), **absence}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
-        self.outer.load_state_dict(state)
-        self.num_rounds = state["num_rounds"]
+        super().load_state_dict(state)
         if self.absence is not None:
             self.absence.load_state_dict(state["absence"])
 
 
-class DiLoCoStrategy(Chain):
+class DiLoCoStrategy(OuterStrategy):
     """`H` local steps, then one step of an outer optimizer on the workers' mean displacement.
 
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' encoded bytes per worker every `H` steps.
@@ -134,15 +116,4 @@ class DiLoCoStrategy(Chain):
     """
 
     Options = DiLoCoOptions
-
-    def __init__(
-        self,
-        optim_spec: OptimizerLike | None = None,
-        outer_optim_spec: OptimizerLike | None = None,
-        H: int | None = None,  # noqa: N803
-        **options: Any,
-    ) -> None:
-        given = {"outer_optim_spec": outer_optim_spec, "H": H, **options}
-        diloco, others = checked_options(type(self), DiLoCoOptions, given)
-        self.H, self.diloco = diloco.H, DiLoCoCommunicator(**vars(diloco))
-        super().__init__([self.diloco], optim_spec, **others)
+    module = DiLoCoCommunicator

@@ -18,15 +18,15 @@ from exogym_core.strategy.options.arguments import (
     refuse_unknown,
 )
 from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.outer_rounds import OuterRounds
 from exogym_core.strategy.parts.average import AveragingOptions
 from exogym_core.strategy.parts.outer import OuterStep
 from netsim.files.errors import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+    from torch import nn
 
     from exogym_core.strategy.chain import Module, Scope
     from exogym_core.strategy.options.optim import OptimizerLike
@@ -59,11 +59,10 @@ class SlowMoOptions(AveragingOptions):
             raise unknown_name(f"buffers of {where}", str(self.buffers), _BUFFERS)
 
 
-class SlowMoCommunicator(CommunicationModule):
+class SlowMoCommunicator(OuterRounds, CommunicationModule):
     """A slow momentum step every `H` steps, with `SlowMoOptions`. Modules before it are its base algorithm."""
 
     Options = SlowMoOptions
-    judged = "outer"
 
     def __init__(self, **options: Any) -> None:
         self.options, unknown = checked_options(type(self), SlowMoOptions, options)
@@ -94,29 +93,6 @@ class SlowMoCommunicator(CommunicationModule):
         self.num_rounds += 1
         if self.options.buffers == "reset":
             self.strategy.optim.state.clear()
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The slow one."""
-        return [self.outer.optim]
-
-    def judged_state(self) -> dict[str, Tensor]:
-        """What the last round made."""
-        return self.named(self.outer.theta)
-
-    @property
-    def judged_version(self) -> int:
-        """Rounds that have ended."""
-        return self.num_rounds
-
-    def state_dict(self) -> dict[str, Any]:
-        """x_0, u, and which round it is."""
-        return {**self.outer.state_dict(), "num_rounds": self.num_rounds}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        self.outer.load_state_dict(state)
-        self.num_rounds = state["num_rounds"]
 
 
 class SlowMoStrategy(Chain):

@@ -17,6 +17,7 @@ from exogym_core.strategy.options.arguments import (
     whole_number,
 )
 from exogym_core.strategy.options.fragments import PATTERNS, fragments_of
+from exogym_core.strategy.outer_rounds import OuterStrategy
 from exogym_core.strategy.parts.outer import OuterOptions, OuterStep
 from netsim.files.errors import InputError, unknown_name
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
-    from exogym_core.strategy.parts.outer import Round
+from exogym_core.strategy.parts.outer import Round
 
 __all__ = ["StreamingDiLoCoCommunicator", "StreamingDiLoCoStrategy", "StreamingOptions"]
 
@@ -182,7 +182,7 @@ class StreamingDiLoCoCommunicator(Module):
         self.num_applied = state["num_applied"]
 
 
-class StreamingDiLoCoStrategy(Chain):
+class StreamingDiLoCoStrategy(OuterStrategy):
     """DiLoCo fragment by fragment, overlapped: phi_p and its momentum are equal on all ranks.
 
     Bytes: each of P fragments sends `2 (n - 1) / n` times its encoded bytes per worker every `H` steps: in all as
@@ -204,15 +204,4 @@ class StreamingDiLoCoStrategy(Chain):
     """
 
     Options = StreamingOptions
-
-    def __init__(
-        self,
-        optim_spec: OptimizerLike | None = None,
-        outer_optim_spec: OptimizerLike | None = None,
-        H: int | None = None,  # noqa: N803
-        **options: Any,
-    ) -> None:
-        given = {"outer_optim_spec": outer_optim_spec, "H": H, **options}
-        streaming, others = checked_options(type(self), StreamingOptions, given)
-        self.H, self.streaming = streaming.H, StreamingDiLoCoCommunicator(**vars(streaming))
-        super().__init__([self.streaming], optim_spec, **others)
+    module = StreamingDiLoCoCommunicator

@@ -136,7 +136,7 @@ def test_layers_and_fragments() -> None:
         def body(comm: Any) -> list[list[int]]:
             strategy = StreamingDiLoCoStrategy(**options)
             strategy.setup(model, comm, 1, 0)
-            return strategy.streaming.members
+            return strategy.modules[0].members
 
         return reference.run_ranks(body, 1).results[0]
 

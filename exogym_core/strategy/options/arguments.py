@@ -113,6 +113,7 @@ def _own_arguments(cls: type) -> list[str]:
     """Names that `cls(...)` accepts, without their synonyms."""
     names: list[str] = []
     for base in cls.__mro__:
+        names += base.__dict__["Options"].names() if "Options" in base.__dict__ else []
         init = base.__dict__.get("__init__")
         if init is None or base is object:
             continue
@@ -120,7 +121,6 @@ def _own_arguments(cls: type) -> list[str]:
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         # What a base requires its subclasses give themselves.
         names += [p.name for p in named if base is cls or p.default is not p.empty]
-        names += base.__dict__["Options"].names() if "Options" in base.__dict__ else []
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return list(dict.fromkeys(names))
