@@ -161,9 +161,9 @@ def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
             log.add(rank, request)
     for step in range(3):
         log.add_observed({"step": step, "judged_loss": math.nan})
-    parts = log.link_into(first, 1, [len(stream) for stream in streams])
+    parts = log.link_into(first, [len(stream) for stream in streams], ((0, 1),))
     log.add(1, Advance(7.0))
-    more = log.link_into(second, 2, [len(streams[0]), 1, len(streams[2])])
+    more = log.link_into(second, [len(streams[0]), 1, len(streams[2])], ((0, 2),))
     log.close()
     # The file goes on behind what belongs to the first checkpoint: who reads that does not see it.
     found, observed = read_logs(first, parts, 3)
@@ -177,7 +177,7 @@ def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
         for request in stream:
             again.add(rank, request)
     again.add(1, Advance(1e-300))
-    last = again.link_into(third, 3, [0, 1, 0])
+    last = again.link_into(third, [0, 1, 0], ((0, 3),))
     again.close()
     streams[1].append(Advance(1e-300))
     assert read_logs(third, last, 3)[0] == streams
@@ -388,8 +388,8 @@ def test_another_version_is_refused_with_both_values(
 
 
 def test_another_format_is_refused_with_both_values(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_FORMAT", 3)
-    with pytest.raises(InputError, match="the checkpoint's format is 2, this run's is 3;"):
+    monkeypatch.setattr(checkpoint, "_FORMAT", 4)
+    with pytest.raises(InputError, match="the checkpoint's format is 3, this run's is 4;"):
         find_checkpoint(saved)
 
 
@@ -529,7 +529,7 @@ def test_a_log_is_appended_and_holds_little_in_memory(tmp_path: Path) -> None:
             log.add(0, Mark({"step": step, "loss": number / 7}))
         folder = tmp_path / str(step)
         folder.mkdir()
-        (part,) = log.link_into(folder, step, [log.length(0)])
+        (part,) = log.link_into(folder, [log.length(0)], ((0, step),))
         sizes.append(sum(map(len, log._lines)))
         contents.append((folder / part.name).read_bytes()[: part.num_bytes])
     log.close()

@@ -5,6 +5,7 @@
         log-0001.jsonl.gz                         what every rank has requested of the clock so far; after a
                                                   restart it goes on in log-0002.jsonl.gz, and so on
         rank-0000.json, rank-0000.safetensors     rank 0's state, and so on
+        letters.json, letters.safetensors         what lay in mailboxes, if anything did
 
 Ranks write their files into a hidden folder as they get there in host time, and mark a row. When the clock
 has played every rank's mark, the process that plays it adds log and manifest and gives the folder its name:
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
 
+    from exogym_core.ranks.crossing import LetterName
     from netsim.ranks.requests import Request
 
 __all__ = [
+    "LETTERS",
     "MANIFEST",
     "StoredCheckpoint",
     "find_checkpoint",
@@ -46,8 +49,9 @@ __all__ = [
     "step_name",
 ]
 
-_FORMAT = 2
+_FORMAT = 3
 MANIFEST = "manifest.json"
+LETTERS = "letters"
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -166,6 +170,17 @@ class StoredCheckpoint:
             RecordError: a file is missing or damaged.
         """
         return read_logs(self.path, self.logs, self.world_size)
+
+    def letters(self) -> dict[LetterName, tuple[Tensor, ...]]:
+        """What lay in mailboxes.
+
+        Raises:
+            RecordError: one of its files is damaged.
+        """
+        if f"{LETTERS}.json" not in self.files:
+            return {}
+        kept: list[dict[str, Any]] = read_state(self.path, LETTERS, self.files)
+        return {((each["box"], each["source"]), each["number"]): tuple(each["tensors"]) for each in kept}
 
     def rank_state(self, rank: int) -> dict[str, Any]:
         """One rank's state.

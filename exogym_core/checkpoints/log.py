@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import shutil
-from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,25 +42,24 @@ class LogPart:
         name: of the file.
         num_bytes, sha256: of its beginning.
         lengths: how many of each rank's requests in it.
-        num_observed: how many of the rows observed: those of steps before the checkpoint's.
+        observed: which of the rows observed, by their steps: ranges, first and end.
     """
 
     name: str
     num_bytes: int
     sha256: str
     lengths: tuple[int, ...]
-    num_observed: int
+    observed: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> LogPart:
         """What `to_plain` told."""
-        return cls(
-            plain["name"], plain["num_bytes"], plain["sha256"], tuple(plain["lengths"]), plain["num_observed"]
-        )
+        observed = tuple((first, end) for first, end in plain["observed"])
+        return cls(plain["name"], plain["num_bytes"], plain["sha256"], tuple(plain["lengths"]), observed)
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return asdict(self) | {"lengths": list(self.lengths)}
+        return asdict(self) | {"lengths": list(self.lengths), "observed": list(map(list, self.observed))}
 
 
 class LogWriter:
@@ -80,8 +78,6 @@ class LogWriter:
         self._name = f"log-{len(earlier) + 1:04}.jsonl.gz"
         self._path = folder / f".log-{secrets.token_hex(4)}"
         self._lengths = [0] * len(num_past)
-        self._num_observed = 0
-        self._steps: list[int] = []  # of the rows after those
         self._lines: list[str] = []
         self._num_characters = self._num_bytes = 0
         self._digest = hashlib.sha256()
@@ -105,8 +101,7 @@ class LogWriter:
         self._append(request_to_line(rank, request))
 
     def add_observed(self, row: Mapping[str, Any]) -> None:
-        """Append a row that was observed; rows come in order of steps."""
-        self._steps.append(row["step"])
+        """Append a row that was observed."""
         self._append(json.dumps([_OBSERVED, row], separators=(",", ":")))
 
     def _append(self, line: str) -> None:
@@ -132,17 +127,21 @@ class LogWriter:
         self._num_bytes += len(piece)
         self._digest.update(piece)
 
-    def link_into(self, folder: Path, step: int, lengths: Sequence[int]) -> list[LogPart]:
-        """Have all parts in the folder of the checkpoint of a step, down to the disk; returns them.
+    def link_into(
+        self, folder: Path, lengths: Sequence[int], observed: tuple[tuple[int, int], ...]
+    ) -> list[LogPart]:
+        """Have all parts in the folder of a checkpoint, down to the disk; returns them.
+
+        Args:
+            folder: the checkpoint's.
+            lengths: how many of each rank's requests belong to it.
+            observed: which rows, as `LogPart` has them.
 
         Raises:
             RecordError: a file cannot be written.
         """
         self._flush()
         assert self._descriptor is not None
-        num_before = bisect_left(self._steps, step)
-        self._num_observed += num_before
-        del self._steps[:num_before]
         parts = []
         try:
             os.fsync(self._descriptor)
@@ -153,7 +152,7 @@ class LogWriter:
         except OSError as error:
             raise RecordError(f"{visible(folder)}: cannot be written: {error.strerror or error}") from error
         digest = self._digest.hexdigest()
-        own = LogPart(self._name, self._num_bytes, digest, tuple(lengths), self._num_observed)
+        own = LogPart(self._name, self._num_bytes, digest, tuple(lengths), observed)
         return [*parts, own]
 
     def moved(self, old: Path, new: Path) -> None:
@@ -192,14 +191,14 @@ def read_logs(
     for part in parts:
         text = _read(folder / part.name, part)
         try:
-            left, num_observed = list(part.lengths), 0
+            left = list(part.lengths)
             for line in gzip.decompress(text).decode().splitlines():
                 rank_text, _, rest = line[1:].partition(",")
                 rank = int(rank_text)
                 if rank == _OBSERVED:
-                    num_observed += 1
-                    if num_observed <= part.num_observed:
-                        observed.append(json.loads(f"[{rest}")[0])
+                    row = json.loads(f"[{rest}")[0]
+                    if any(first <= row["step"] < end for first, end in part.observed):
+                        observed.append(row)
                 elif left[rank]:
                     left[rank] -= 1
                     request = seen.get(rest)

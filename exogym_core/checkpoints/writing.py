@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.checkpoint import (
+    LETTERS,
     MANIFEST,
     StoredCheckpoint,
     manifest_text,
@@ -19,6 +20,7 @@ from exogym_core.checkpoints.checkpoint import (
 from exogym_core.checkpoints.log import LogWriter
 from exogym_core.checkpoints.rank_state import FileFacts, write_new, write_state
 from exogym_core.names import visible
+from exogym_core.ranks.crossing import CrossingLetters
 from exogym_core.ranks.journal import Journal
 from exogym_core.results.lock import FolderLock
 from exogym_core.results.record import RecordError
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from torch import Tensor
+
+    from exogym_core.ranks.crossing import LetterName
     from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Request
 
 __all__ = ["CheckpointWriter", "RankCheckpoints"]
 
@@ -57,6 +63,17 @@ class RankCheckpoints:
         """Whether there is a checkpoint after `step` steps."""
         return self.folder is not None and self.every is not None and step % self.every == 0
 
+    def next_step(self, last: int) -> int | None:
+        """The step of the checkpoint after that of `last`; None where none are made."""
+        return None if self.folder is None or self.every is None else last + self.every
+
+    def begun(self, after: int) -> list[int]:
+        """Steps after this one whose checkpoints some rank has begun."""
+        if self.folder is None:
+            return []
+        steps = [int(path.name.removeprefix(".step-")) for path in self.folder.glob(".step-????????")]
+        return sorted(step for step in steps if step > after)
+
     def save(self, step: int, rank: int, state: Any) -> FileFacts:
         """Write one rank's part of the checkpoint of `step`; returns the facts that it must mark.
 
@@ -83,6 +100,8 @@ class _Arriving:
 
     files: FileFacts = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
+    num_deposited: int = 0  # by all, when the last rank had come
+    looks: tuple[int, int] = (0, 0)  # looks by the clock that some rank had deposited for: first key and end
 
 
 class CheckpointWriter:
@@ -112,17 +131,26 @@ class CheckpointWriter:
         self._folder, self._identity, self._world_size = folder, identity, world_size
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
-        self._complete: list[tuple[int, int, _Arriving]] = []  # deposits to be observed before, step
+        self._complete: list[tuple[int, _Arriving]] = []  # by step; to be observed first: what was deposited
+        self._last_look = -1  # by the clock, that has been observed
         self._resumed_step = resumed.step if resumed is not None else 0
         past, self.observed = resumed.past() if resumed is not None else ([], [])
+        kept = resumed.letters() if resumed is not None else {}
+        self._letters = CrossingLetters(self._resumed_step, kept)
         self.journal = Journal(past)
+        if folder is not None or resumed is not None:
+            self.journal.on_request, self.journal.letters = self._requested, self._letters
         self._tidy()
         self._log: LogWriter | None = None
         if folder is not None:
             earlier = [(resumed.path, part) for part in resumed.logs] if resumed is not None else []
             num_past = [len(own) for own in past] or [0] * world_size
             self._log = LogWriter(folder, earlier, num_past)
-            self.journal.on_request = self._log.add
+
+    def _requested(self, rank: int, request: Request) -> None:
+        if self._log is not None:
+            self._log.add(rank, request)
+        self._letters.requested(rank, request)
 
     def add(self, marked: StampedRow, num_deposited: int = 0) -> None:
         """Take in a rank's row, when so many deposits have come.
@@ -136,13 +164,16 @@ class CheckpointWriter:
         arriving = self._arriving.setdefault(row["step"], _Arriving())
         arriving.files.update(row["checkpoint"])
         arriving.lengths[marked.rank] = self._log.length(marked.rank)
+        arriving.looks = max(arriving.looks, tuple(row.get("looks", (0, 0))))
         if len(arriving.lengths) == self._world_size:
-            self._complete.append((num_deposited, row["step"], self._arriving.pop(row["step"])))
+            arriving.num_deposited = num_deposited
+            self._complete.append((row["step"], self._arriving.pop(row["step"])))
 
     def add_observed(self, row: Mapping[str, Any]) -> None:
         """Keep a row that was observed."""
         if self._log is not None:
             self._log.add_observed(row)
+            self._last_look = max(self._last_look, row["step"])
 
     def settle(self, num_observed: int = 0) -> None:
         """Complete the checkpoints that nothing is missing of, when so many deposits have been observed.
@@ -150,12 +181,27 @@ class CheckpointWriter:
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
         """
-        while self._complete and self._complete[0][0] <= num_observed:
-            _, step, arriving = self._complete.pop(0)
-            for _ in self.stages(step, arriving.files, arriving.lengths):
+        while self._complete:
+            step, arriving = self._complete[0]
+            if num_observed < arriving.num_deposited or self._last_look < arriving.looks[1] - 1:
+                return
+            del self._complete[0]
+            if letters := self._letters.complete(step):
+                arriving.files.update(self._write(step, letters))
+            for _ in self.stages(step, arriving.files, arriving.lengths, arriving.looks):
                 pass
 
-    def stages(self, step: int, files: FileFacts, lengths: Mapping[int, int]) -> Iterator[str]:
+    def _write(self, step: int, letters: Mapping[LetterName, tuple[Tensor, ...]]) -> FileFacts:
+        assert self._folder is not None
+        kept = [
+            {"box": box, "source": source, "number": number, "tensors": list(tensors)}
+            for ((box, source), number), tensors in letters.items()
+        ]
+        return write_state(self._folder / f".{step_name(step)}", LETTERS, kept)
+
+    def stages(
+        self, step: int, files: FileFacts, lengths: Mapping[int, int], looks: tuple[int, int] = (0, 0)
+    ) -> Iterator[str]:
         """Complete the checkpoint of `step`, pausing after each stage: whatever ends the process there
         leaves either the previous checkpoint or this one to go on from.
 
@@ -163,12 +209,13 @@ class CheckpointWriter:
             step: whose hidden folder holds every rank's files.
             files: their facts.
             lengths: rank -> how much of its log belongs to the checkpoint.
+            looks: rows of looks by the clock that belong to it too, first and end.
         """
         assert self._folder is not None
         assert self._log is not None
         unfinished, finished = self._folder / f".{step_name(step)}", self._folder / step_name(step)
         in_order = [lengths[rank] for rank in range(self._world_size)]
-        logs = self._log.link_into(unfinished, step, in_order)
+        logs = self._log.link_into(unfinished, in_order, ((0, step), looks))
         yield "log"
         body = {
             "step": step,

@@ -109,5 +109,6 @@ class CheckedArguments:
 
     def _mail_not_kept(self) -> InputError:
         return InputError(
-            f"rank {self.rank}, checkpoint: what lies in mailboxes cannot be kept; leave checkpoints out"
+            f"rank {self.rank}, checkpoint: over real sockets what lies in mailboxes cannot be kept; leave checkpoints "
+            "out, or use transport 'netsim'"
         )

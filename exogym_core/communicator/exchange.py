@@ -186,6 +186,20 @@ class Exchange:
             self._shelf[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
         return Outcome()
 
+    # --- letters ------------------------------------------------------------------------------------------
+
+    def letter(self, name: tuple[Hashable, int]) -> tuple[Tensor, ...]:
+        """What a letter holds that has not been taken; its name is its box and source, and its number."""
+        return self._shelf[name]
+
+    def keep_letter(self, name: tuple[Hashable, int], tensors: tuple[Tensor, ...]) -> None:
+        """Have a letter lie there as if its sender had put it."""
+        self._shelf[name] = tensors
+
+    def drop_letter(self, name: tuple[Hashable, int]) -> None:
+        """Nobody will take it."""
+        self._shelf.pop(name, None)
+
     def forget(self, group: Hashable, numbers: Collection[int]) -> None:
         """Of what the group has published, keep these numbers, and newer ones than all of them."""
         newest = max(numbers)

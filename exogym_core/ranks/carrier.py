@@ -11,6 +11,7 @@ from torch import Tensor
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import Simulation
 from exogym_core.communicator.values import Combine, combine
+from exogym_core.ranks.crossing import letter_name
 from exogym_core.ranks.failures import FirstFailure
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from exogym_core.ranks.watch import Silence
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
-    from netsim.ranks.requests import Answer
+    from netsim.ranks.requests import Answer, Letter, Take
 
 __all__ = ["SECONDS_BETWEEN_ROWS", "Carrier", "OnDeposit"]
 
@@ -70,11 +71,25 @@ class Carrier(ABC):
             recorder,
             combined,
             self._recall,
+            self._taken,
         )
+        self._letters = journal.letters
+        if self._letters is not None:
+            self._letters.look = self.simulation.exchange.letter
+            for name, tensors in self._letters.kept.items():
+                self.simulation.exchange.keep_letter(name, tensors)
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
         self._told_silences: set[tuple[int, int]] = set()
+
+    def _taken(self, rank: int, take: Take, letters: tuple[Letter, ...]) -> None:
+        names = [letter_name(take, letter) for letter in letters]
+        if self._letters is not None:
+            self._letters.taken(rank, names)
+        if take.is_past:  # its state has them
+            for name in names:
+                self.simulation.exchange.drop_letter(name)
 
     def _silent(self, silence: Silence, block: range) -> None:
         """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""

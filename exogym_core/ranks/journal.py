@@ -25,6 +25,7 @@ from netsim.ranks.requests import (
     Publish,
     Put,
     Request,
+    Stand,
     Take,
     Wait,
     Withdraw,
@@ -32,6 +33,8 @@ from netsim.ranks.requests import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from exogym_core.ranks.crossing import CrossingLetters
 
 __all__ = ["Journal", "request_from_record", "request_to_line"]
 
@@ -48,10 +51,12 @@ class Journal:
         past: the requests of each rank that the kernel plays before the rank's own; empty for a run from the
             start.
         on_request: told of each rank and request as it is played, beginning with the past.
+        letters: what crosses the cuts of checkpoints; told of every letter taken.
     """
 
     past: list[list[Request]] = field(default_factory=list)
     on_request: Callable[[int, Request], None] = _ignore
+    letters: CrossingLetters | None = None
 
     def mark(self, rank: int, row: Mapping[str, Any]) -> None:
         """Tell of a row of a rank that no kernel plays."""
@@ -112,6 +117,8 @@ def _plain(request: Request) -> list[Any]:
             return ["receive", *request]
         case Withdraw():
             return ["withdraw", *request]
+        case Stand():
+            return ["stand", request.until]
         case Mark():
             return ["mark", request.row]
         case _:  # such as Await, which only programs ask that keep no log
@@ -142,6 +149,8 @@ def _request(record: list[Any]) -> Request:
             return FirstSent(_tuples(box), is_past)
         case ["withdraw", [group, number], is_past]:
             return Withdraw(Key(_tuples(group), _tuples(number)), is_past)
+        case ["stand", until]:
+            return Stand(until)
         case ["mark", row]:
             return Mark(row)
     raise ValueError(f"no request: {record!r}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exogym_core.strategy.ad_psgd import ADPSGDStrategy
-from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy, HeLoCoStrategy
+from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy
 from exogym_core.strategy.async_sparta import AsyncSparseCommunicator, AsyncSPARTAStrategy
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
@@ -29,6 +29,7 @@ from exogym_core.strategy.exchange import GradientExchange
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
 from exogym_core.strategy.gasloc import GASLoCCommunicator, GASLoCStrategy
 from exogym_core.strategy.halos import HALoSStrategy
+from exogym_core.strategy.heloco import HeLoCoStrategy
 from exogym_core.strategy.muloco import MuLoCoCommunicator, MuLoCoStrategy
 from exogym_core.strategy.noloco import NoLoCoCommunicator, NoLoCoStrategy
 from exogym_core.strategy.onebit_adam import OneBitAdamStrategy, OneBitMomenta

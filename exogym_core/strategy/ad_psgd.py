@@ -12,6 +12,8 @@ from exogym_core.strategy.options.arguments import Options, checked_options, opt
 from exogym_core.strategy.parts.flat import flatten, write_back
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from exogym_core.strategy.options.optim import OptimizerLike
@@ -84,3 +86,14 @@ class ADPSGDStrategy(Strategy):
             other = int(torch.randint(self.num_nodes - 1, (1,), generator=self._draws))
             self._sent = own
             self.comm.put(own, other + (other >= self.rank), "offers")
+
+    def state_dict(self) -> dict[str, Any]:
+        """With what awaits its answer, and the draws."""
+        sent = None if self._sent is None else self._sent.clone()
+        return {**super().state_dict(), "sent": sent, "draws": self._draws.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        super().load_state_dict(state)
+        self._sent = state["sent"]
+        self._draws.set_state(state["draws"])

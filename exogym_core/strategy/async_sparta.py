@@ -17,16 +17,18 @@ from exogym_core.strategy.options.arguments import (
     positive_int,
     refuse_unknown,
 )
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.flight import Flight
+from exogym_core.strategy.parts.outer import Round
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
-    from exogym_core.communicator.handle import Handle
     from exogym_core.strategy.chain import Scope
     from exogym_core.strategy.options.optim import OptimizerLike
 
@@ -71,8 +73,8 @@ class AsyncSparseCommunicator(CommunicationModule):
         self.options, unknown = checked_options(type(self), AsyncSPARTAOptions, options)
         refuse_unknown(type(self), unknown)
         self.index_selector = selector_named(self.options.index_selector, self.options.p_sparta)
-        self.iteration = 0
-        self._flying: list[tuple[Tensor, Tensor, Handle[Tensor]]] = []  # chosen, sent, on its way
+        self.iteration = 0  # averages that have begun
+        self._under_way: Round | None = None
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
         """Lay the parameters out flat."""
@@ -85,37 +87,58 @@ class AsyncSparseCommunicator(CommunicationModule):
         """Begin or apply what is due."""
         if num_nodes == 1:
             return
-        if self._flying and (local_step + 1) % self.options.interval == self.options.delay:
-            self._apply()
+        if self._under_way is not None and (local_step + 1) % self.options.interval == self.options.delay:
+            self.apply(self._under_way)
         if (local_step + 1) % self.options.interval == 0:
-            for bucket in self._buckets:
-                flat = flatten(bucket)
-                chosen = self.index_selector.get_indices(flat, self.iteration).to(flat.device)
-                chosen = chosen.view(-1).nonzero().view(-1) if chosen.dtype == torch.bool else chosen
-                sent = flat[chosen]
-                handle = self.scope.site.between.all_reduce(sent.clone(), op="avg", async_op=True)
-                self._flying.append((chosen, sent, handle))
-            self.iteration += 1
+            self._under_way = self.begin()
 
-    def _apply(self) -> None:
-        for bucket, (chosen, sent, handle) in zip(self._buckets, self._flying, strict=True):
+    def begin(self) -> Round:
+        """The chosen values are on their way to their mean."""
+        self.iteration += 1
+        sent = [flatten(bucket)[chosen] for bucket, chosen in zip(self._buckets, self._chosen(), strict=True)]
+        return self._round(sent, [()] * len(sent))
+
+    def apply(self, sent: Round) -> None:
+        """What the mean differs by from what was sent is added."""
+        for bucket, chosen, own, mean in zip(
+            self._buckets, self._chosen(), sent.sent, sent.wait(), strict=True
+        ):
             flat = flatten(bucket)
-            flat[chosen] += handle.wait() - sent
+            flat[chosen] += mean - own
             write_back(flat, bucket)
-        self._flying = []
+        self._under_way = None
+
+    def _chosen(self) -> list[Tensor]:
+        """The places in each bucket of the last average that has begun."""
+        places = []
+        for bucket in self._buckets:
+            flat = flatten(bucket)
+            chosen = self.index_selector.get_indices(flat, self.iteration - 1).to(flat.device).view(-1)
+            places.append(chosen.nonzero().view(-1) if chosen.dtype == torch.bool else chosen)
+        return places
+
+    def _round(self, sent: list[Tensor], calls: Sequence[Any]) -> Round:
+        comm, averaging = self.scope.site.between, Averaging()
+        flights = [
+            Flight(averaging.steps(comm, flat.clone()), comm, numbers)
+            for flat, numbers in zip(sent, calls, strict=True)
+        ]
+        return Round(sent, flights)
 
     def at_end(self) -> None:
         """What is in flight is applied."""
-        if self._flying:
-            self._apply()
+        if self._under_way is not None:
+            self.apply(self._under_way)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many averages have begun; one in flight is refused by the communicator."""
-        return {"iteration": self.iteration}
+        """How many averages have begun, and the one under way."""
+        under_way = None if self._under_way is None else self._under_way.state_dict()
+        return {"iteration": self.iteration, "under_way": under_way}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        self.iteration = state["iteration"]
+        """Restore it; what was under way is sent again."""
+        self.iteration, saved = state["iteration"], state["under_way"]
+        self._under_way = None if saved is None else self._round(saved["sent"], saved["calls"])
 
 
 class AsyncSPARTAStrategy(Chain):

@@ -201,8 +201,9 @@ class Strategy:
         """What a server does instead of steps, until no worker sends anything any more.
 
         Args:
-            updated: to be called after each change of the model that could be shipped, with the local steps that
-                have gone into it, as a mean over workers.
+            updated: to be called after changes of the model that could be shipped, with the local steps that have
+                gone into it, as a mean over workers, when whatever has been taken from mailboxes is dealt with: it is
+                looked at then, and checkpoints keep `state_dict()`; after a restart `serve` begins anew from that.
         """
         raise InputError(f"{type(self).__name__}: has no servers; leave servers out")
 

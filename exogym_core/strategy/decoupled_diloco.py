@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.strategy.options.arguments import checked_options, fraction, number, option, positive_int
-from exogym_core.strategy.parts.flat import write_back
+from exogym_core.strategy.options.fragments import packed
+from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.merging import embeddings_of, merged
 from exogym_core.strategy.served import ServedOptions, ServedStrategy
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 
-_TAIL = 4  # values behind a fragment: which, of which round, samples, local steps
+_TAIL = 4  # values behind a fragment: which, of which round, samples and local steps since it last left
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class DecoupledDiLoCoOptions(ServedOptions):
 
     Args:
         H: local steps in which every fragment is sent once.
-        num_fragments: P, parts of about equal size; fragment p leaves after step `(p + 1) H / P` of every H.
+        num_fragments: P, of whole tensors and about equal size, embeddings apart; fragment p leaves after step
+            `(p + 1) H / P` of every H.
         quorum: K, learners whose fragment must have come before it is merged; by default all.
-        grace: virtual seconds that the syncer waits for more after the quorum is there.
+        grace: virtual seconds that the syncer waits for the others after the quorum is there.
         outer_lr: of the fragments' Nesterov step.
         outer_momentum: its momentum.
         mix: the share of the merged fragment in what a learner goes on from.
@@ -50,15 +53,16 @@ class DecoupledDiLoCoOptions(ServedOptions):
 class DecoupledDiLoCoStrategy(ServedStrategy):
     """Learners send displacements of fragments and go on at once; merged fragments are mixed in when they come.
 
-    The syncer merges round r of a fragment when `quorum` learners have sent it and `grace` seconds have passed, with
-    weights `w = samples^2 / steps`: `D = sum w d / sum w`, then a Nesterov step on the fragment's outer parameters.
-    What comes for a round that has been merged is dropped. A learner mixes a merged fragment with its own,
-    `theta = (1 - mix) theta + mix phi`, and measures its next displacement from phi.
+    The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.
+    Weights are `w = samples^2 / steps`; embeddings go by `D = sum w d / sum w`, other tensors by mean length and mean
+    direction, `D = (sum w |d| / sum w) unit(sum w d / |d|)`. A Nesterov step along D gives the fragment's phi, which
+    goes to every learner: `theta = (1 - mix) theta + mix phi`, and its next displacement is measured from phi. What
+    comes for a round that has been merged is dropped.
 
-    Second-hand: the rule is as summaries of the paper tell it. Its treatment of tensors by length and direction, and
-    what learners do with merged fragments, were not found; the weighted mean and `mix` stand in for them.
+    Second-hand: the rule is as summaries of the paper tell it. What learners do with merged fragments was not found
+    (`mix` stands in for it), nor how the grace window adapts (it is fixed here).
 
-    Bytes: `4 P / num_fragments` up and down a learner and fragment.
+    Bytes: `4 P / num_fragments` up and down a learner and fragment, on average.
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
@@ -69,6 +73,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
     """
 
     Options = DecoupledDiLoCoOptions
+    kept = (*ServedStrategy.kept, "_velocity", "_merged", "_since", "_pending", "_deadlines")
     options: DecoupledDiLoCoOptions
 
     def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
@@ -77,14 +82,24 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
-        told = self.options
-        self.num_fragments = min(told.num_fragments, told.H, self.phi.numel())
-        self._parts = torch.tensor_split(torch.arange(self.phi.numel()), self.num_fragments)
-        self._due = [(p + 1) * told.H // self.num_fragments for p in range(self.num_fragments)]
-        self._velocity = torch.zeros_like(self.phi)
-        self._merged = [0] * self.num_fragments  # rounds that the syncer has merged
-        self._samples = [0.0] * self.num_fragments  # since the learner last sent the fragment
-        self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
+        told, self._velocity = self.options, torch.zeros_like(self.phi)
+        self._embeddings = embeddings_of(model, self.trainable)
+        sizes = [parameter.numel() for parameter in self.trainable]
+        self.fragments = packed(sizes, min(told.num_fragments, told.H), apart=self._embeddings)
+        self._due = [(p + 1) * told.H // len(self.fragments) for p in range(len(self.fragments))]
+        self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
+        self._since = [
+            [0, 0] for _ in self.fragments
+        ]  # samples and steps since the learner last sent the fragment
+        self._pending: dict[
+            tuple[int, int], dict[int, Tensor]
+        ] = {}  # fragment and round -> learner -> letter
+        self._deadlines: dict[tuple[int, int], float] = {}  # of those that have a quorum
+
+    def _of(self, p: int, flat: Tensor) -> list[Tensor]:
+        """The fragment's tensors, as views of a flat model."""
+        parts = unflatten(flat, self.trainable)
+        return [parts[index] for index in self.fragments[p]]
 
     # --- a learner -----------------------------------------------------------------------------------------
 
@@ -92,59 +107,75 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         """A local step; what has been merged comes in, and a fragment that is due goes out."""
         self.clip_gradients()
         self.optimizer_step()
-        self._samples = [samples + max(self.context.samples, 1) for samples in self._samples]
+        self._since = [[seen + max(self.context.samples, 1), steps + 1] for seen, steps in self._since]
         letters = self.comm.take("merged")
         place = self.local_step % self.options.H + 1
         leaving = [p for p, due in enumerate(self._due) if due == place]
         if letters or leaving:
             theta = self._flat()
             for _, letter in letters:
-                part = self._parts[int(letter[-1])]
-                self.phi[part] = letter[:-1]
-                theta[part] = theta[part].lerp(letter[:-1], self.options.mix)
-            write_back(theta, self.trainable)
+                p = int(letter[-1])
+                write_back(letter[:-1], self._of(p, self.phi))
+                for own, phi in zip(self._of(p, theta), self._of(p, self.phi), strict=True):
+                    own.lerp_(phi, self.options.mix)
+            if letters:
+                write_back(theta, self.trainable)
             for p in leaving:
                 self._send(p, theta)
         super(ServedStrategy, self).step()
 
     def _send(self, p: int, theta: Tensor) -> None:
-        part, round_number = self._parts[p], self.local_step // self.options.H
-        tail = torch.tensor([float(p), float(round_number), self._samples[p], float(self.options.H)])
-        self.comm.put(torch.cat([self.phi[part] - theta[part], tail]), self.server)
-        self._samples[p] = 0.0
+        tail = torch.tensor([p, self.local_step // self.options.H, *self._since[p]], dtype=theta.dtype)
+        displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
+        self.comm.put(torch.cat([displacement, tail]), self.server)
+        self._since[p] = [0, 0]
 
     # --- the syncer ----------------------------------------------------------------------------------------
 
     def serve(self, updated: Callable[[float], None]) -> None:
         """Merge what has a quorum, until no learner sends anything any more."""
-        steps = 0.0
-        while letters := self.comm.take(wait=math.inf):
-            if self.options.grace:
-                letters += self.comm.take(wait=self.options.grace)
+        while True:
+            wait = min(self._deadlines.values(), default=math.inf) - self.comm.now()
+            letters = self.comm.take(wait=max(wait, 0.0))
+            if not letters and not self._deadlines:
+                break
             for source, letter in letters:
-                steps += self.options.H / self.num_fragments
-                p, round_number = int(letter[-4]), int(letter[-3])
+                self._served += self.options.H / len(self.fragments)
+                p, round_number = int(letter[-_TAIL]), int(letter[1 - _TAIL])
                 if round_number >= self._merged[p]:
                     self._pending.setdefault((p, round_number), {})[source] = letter
-            self._merge_ready(self.options.quorum or self.num_nodes)
-            updated(steps / self.num_nodes)
-        self._merge_ready(1)  # learners have ended: what has come counts
-        updated(steps / self.num_nodes)
+            self._merge_ready(is_over=not letters)
+            updated(self._served / self.num_nodes)
+        for key in sorted(self._pending):  # learners have ended: what has come counts
+            self._merge(*key)
+        updated(self._served / self.num_nodes)
 
-    def _merge_ready(self, quorum: int) -> None:
-        for key in sorted(self._pending):
-            if len(self._pending[key]) >= quorum:
-                self._merge(key[0], key[1], self._pending.pop(key))
+    def _merge_ready(self, is_over: bool) -> None:
+        now = self.comm.now()
+        for key, letters in self._pending.items():
+            if len(letters) >= min(self.options.quorum or self.num_nodes, self.num_nodes):
+                is_whole = len(letters) == self.num_nodes
+                self._deadlines.setdefault(key, now + self.options.grace)
+                self._deadlines[key] = now if is_whole else self._deadlines[key]
+        until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
+        for key in sorted(key for key, deadline in self._deadlines.items() if deadline <= until):
+            self._merge(*key)
 
-    def _merge(self, p: int, round_number: int, letters: dict[int, Tensor]) -> None:
-        told, part = self.options, self._parts[p]
-        weights = {source: float(letter[-2] ** 2 / letter[-1]) for source, letter in letters.items()}
-        total = sum(weights.values())
-        mean = sum((letters[source][:-_TAIL] * (weights[source] / total) for source in sorted(letters)), 0.0)
-        velocity = told.outer_momentum * self._velocity[part] + mean
-        self._velocity[part] = velocity
-        self.phi[part] = self.phi[part] - told.outer_lr * (mean + told.outer_momentum * velocity)
+    def _merge(self, p: int, round_number: int) -> None:
+        letters = self._pending[p, round_number]
+        told, sources = self.options, sorted(letters)
+        weights = [float(letters[source][-2] ** 2 / letters[source][-1]) for source in sources]
+        displacements = [unflatten(letters[source][:-_TAIL], self._of(p, self.phi)) for source in sources]
+        held = zip(self.fragments[p], self._of(p, self.phi), self._of(p, self._velocity), strict=True)
+        for place, (index, phi, velocity) in enumerate(held):
+            parts = [displacement[place] for displacement in displacements]
+            step = merged(parts, weights, by_direction=index not in self._embeddings)
+            velocity.mul_(told.outer_momentum).add_(step)
+            phi.sub_(told.outer_lr * (step + told.outer_momentum * velocity))
         self._merged[p], self.num_arrived = round_number + 1, self.num_arrived + 1
-        answer = torch.cat([self.phi[part], torch.tensor([float(p)])])
+        for key in [key for key in self._pending if key[0] == p and key[1] <= round_number]:
+            del self._pending[key]
+            self._deadlines.pop(key, None)
+        answer = torch.cat([flatten(self._of(p, self.phi)), torch.tensor([p], dtype=self.phi.dtype)])
         for learner in range(self.num_nodes):
             self.comm.put(answer, learner, "merged")

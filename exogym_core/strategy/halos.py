@@ -50,10 +50,11 @@ class HALoSOptions(ServedOptions):
 class HALoSStrategy(ServedStrategy):
     """Asynchrony in two levels: workers exchange with the server of their region, regions with a global one.
 
-    A region's server takes in each displacement by delayed Nesterov and answers at once. After `K` arrivals, with no
-    exchange in flight, it sends `base - local` to the global server, which takes that in likewise and answers with its
-    parameters; then `local = (1 - merge) local + merge global` and `base = local`. What arrives meanwhile is part of
-    that base and never goes up. The last `regions + 1` ranks serve, the global server last.
+    A region's server takes in each displacement by delayed Nesterov and answers at once. `K` arrivals after the last
+    merger it sends `base - local` to the global server, which takes that in likewise and answers with its parameters;
+    then `local = (1 - merge) local + merge global` and `base = local`. What arrives meanwhile is part of that base and
+    never goes up. When workers have ended, what has come since goes up too. The last `regions + 1` ranks serve, the
+    global server last.
 
     Bytes: `4 P` up and down a worker round inside a region, and `4 P` up and down every `K` of its arrivals between.
 
@@ -66,6 +67,7 @@ class HALoSStrategy(ServedStrategy):
     """
 
     Options = HALoSOptions
+    kept = (*ServedStrategy.kept, "_base", "_since", "_steps", "_awaits", "outer")
     options: HALoSOptions
 
     def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
@@ -118,10 +120,12 @@ class HALoSStrategy(ServedStrategy):
                 if source == self.comm.world_size - 1:
                     self._merge(letter[:-1])
                 else:
-                    self._steps += self.take_in(source, letter)
+                    steps = self.take_in(source, letter)
+                    self._steps, self._served = self._steps + steps, self._served + steps
                     self._since += 1
                 if self._since >= self.options.K and not self._awaits:
                     self._send_up()
+            updated(self._served * (self.num_servers - 1) / self.num_nodes)
         if self._since and not self._awaits:
             self._send_up()  # what has come since the last exchange
 
@@ -138,9 +142,9 @@ class HALoSStrategy(ServedStrategy):
     def _send_up(self) -> None:
         tail = torch.tensor([self._steps, 0.0])
         self.comm.put(torch.cat([self._base - self.phi, tail]), self.comm.world_size - 1)
-        self._since, self._steps, self._awaits = 0, 0.0, True
+        self._steps, self._awaits = 0.0, True
 
     def _merge(self, from_above: Tensor) -> None:
         self.phi.lerp_(from_above, self.options.merge)
         self._base = self.phi.clone()
-        self._awaits = False
+        self._since, self._awaits = 0, False

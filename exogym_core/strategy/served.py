@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from exogym_core.strategy.options.arguments import Options, flag, option, positi
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
@@ -39,13 +40,21 @@ class ServedOptions(Options):
 class ServedStrategy(Strategy):
     """Workers train alone for a round, send their displacement to their server, and go on from what it answers.
 
-    Subclasses say what the server does with a displacement (`arrived`) and answers (`self.phi`). Messages are fp32,
-    flat, with two values behind: the round's local steps and the worker's speed, the answer with the fastest one's.
+    Subclasses say what the server does with a displacement (`arrived`) and answers (`self.phi`). Messages are flat, in
+    fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed, the
+    answer with the fastest one's.
+
+    Attributes:
+        phi: on a server its parameters, on a worker those that it began its round with; flat.
+        num_arrived: displacements that the server has taken in.
+        kept: names of the attributes that a checkpoint keeps: tensors, whatever has a state, and plain values.
     """
 
     num_servers = 1
     is_synchronous = False
     judged = "server"
+    kept: tuple[str, ...] = ("phi", "num_arrived", "_fastest")
+    kept += ("_round_steps", "_steps_left", "_round_began", "_served")
     options: ServedOptions
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
@@ -55,9 +64,11 @@ class ServedStrategy(Strategy):
         self._round_steps, self._steps_left = self.options.H, self.options.H
         self._round_began = 0.0
         self._fastest: dict[int, float] = {}  # worker -> steps a second, as the server has heard
+        self._served = 0.0  # local steps behind what the server has taken in
 
     def _flat(self) -> Tensor:
-        return flatten([parameter.float() for parameter in self.trainable])
+        dtypes = (torch.promote_types(parameter.dtype, torch.float32) for parameter in self.trainable)
+        return flatten([parameter.to(dtype) for parameter, dtype in zip(self.trainable, dtypes, strict=True)])
 
     # --- a worker ------------------------------------------------------------------------------------------
 
@@ -100,11 +111,10 @@ class ServedStrategy(Strategy):
 
     def serve(self, updated: Callable[[float], None]) -> None:
         """Take in what comes, in order of arrival, and answer each at once."""
-        steps = 0.0
         while letters := self.comm.take(wait=math.inf):
             for source, letter in letters:
-                steps += self.take_in(source, letter)
-                updated(steps / self.num_nodes)
+                self._served += self.take_in(source, letter)
+            updated(self._served / self.num_nodes)
 
     def take_in(self, source: int, letter: Tensor) -> float:
         """Apply one worker's displacement and answer; returns the local steps behind it."""
@@ -133,5 +143,21 @@ class ServedStrategy(Strategy):
         return self.num_arrived
 
     def state_dict(self) -> dict[str, Any]:
-        """Letters lie in mailboxes, which checkpoints cannot keep: the communicator refuses to."""
-        return super().state_dict()
+        """This worker's or server's; letters under way are the communicator's."""
+        return {**super().state_dict(), "kept": {name: _state_of(getattr(self, name)) for name in self.kept}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        super().load_state_dict(state)
+        for name, saved in state["kept"].items():
+            held = getattr(self, name)
+            if isinstance(held, Tensor):
+                held.copy_(saved)  # others may have views of it
+            elif hasattr(held, "load_state_dict"):
+                held.load_state_dict(saved)
+            else:
+                setattr(self, name, copy.deepcopy(saved))
+
+
+def _state_of(held: Any) -> Any:
+    return held.state_dict() if hasattr(held, "state_dict") else copy.deepcopy(held)

@@ -101,6 +101,10 @@ class Deposits:
                 self._comm.mark({"looked": key, "at_step": step})
             self._deposit(key, ["evaluate"])
 
+    def looks_so_far(self) -> dict[str, tuple[int, int]]:
+        """The looks by the clock that there have been, if there are any: their keys, first and end."""
+        return {} if self._looks.evaluate_seconds is None else {"looks": (TIMED, TIMED + self._num_timed)}
+
     def at_end(self, step: int) -> None:
         """When nothing more will happen, what was in flight included: a last evaluation, and the final models."""
         self._notice(None)

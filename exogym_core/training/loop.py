@@ -258,7 +258,7 @@ class Loop:
             "random": random_streams(self._device),
         }
         files = self._checkpoints.save(self.local_step, self.comm.rank, state)
-        self.comm.mark({"step": self.local_step, "checkpoint": files})
+        self.comm.mark({"step": self.local_step, "checkpoint": files, **self.deposits.looks_so_far()})
         self.comm.flush()
 
     def _resume(self, saved: Mapping[str, Any]) -> None:

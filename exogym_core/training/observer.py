@@ -142,10 +142,11 @@ class Observer:
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
         self._shelf = Shelf(memory_bytes)
-        self._looks: dict[int, _Look] = {}
+        self._looks: dict[tuple[int, int], _Look] = {}  # by step and first rank: servers are looked at apart
         self._rows: dict[int, list[dict[str, Any]]] = {}  # finished, held back for earlier steps
         self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy
         self._final: FinalModels | None = None
+        self._known = {row["step"] for row in known if "judged_loss" in row}
         for row in known:
             if "judged_loss" in row:
                 self._verdicts = {row["judged_version"]: (row["judged_loss"], row["accuracy"])}
@@ -157,10 +158,13 @@ class Observer:
 
     def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Take a rank's deposit, which is the observer's from now on."""
-        look = self._looks.get(note["step"])
+        if note["step"] in self._known and "evaluate" in note["what"]:
+            return
+        key = (note["step"], note["present"][0])
+        look = self._looks.get(key)
         if look is None:
             look = _Look(note["step"], list(note["what"]), list(note["present"]), note["judged"])
-            self._looks[look.step] = look
+            self._looks[key] = look
         if rank not in look.present:
             return
         look.waiting[rank] = (note, self._shelf.put(tensors))
@@ -174,8 +178,7 @@ class Observer:
 
         Where a rank that was present has gone, the others' count.
         """
-        for step in sorted(self._looks):
-            look = self._looks[step]
+        for _, look in sorted(self._looks.items()):
             for rank in sorted(look.waiting):
                 self._fold(look, *look.waiting.pop(rank))
             self._end(look)
@@ -245,7 +248,7 @@ class Observer:
     # --- all have come -------------------------------------------------------------------------------------
 
     def _end(self, look: _Look) -> None:
-        del self._looks[look.step]
+        del self._looks[look.step, look.present[0]]
         assert look.first is not None
         note, ticket = look.first
         sections = _sections(note["layouts"], self._shelf.pop(ticket))
@@ -279,7 +282,7 @@ class Observer:
             extra = note["extra"]
             mean_state = whole_state(self._loaded(note, _cut(note["layouts"], means)))
             self._final = FinalModels({**mean_state, **extra}, {**judged, **extra})
-        self._rows[look.step] = rows
+        self._rows.setdefault(look.step, []).extend(rows)
         self._release()
 
     def _verdict(
@@ -318,7 +321,7 @@ class Observer:
     def _release(self) -> None:
         """Tell the rows that nothing earlier is awaited for."""
         for step in sorted(self._rows):
-            if any(other < step for other in self._looks):
+            if any(other < step for other, _ in self._looks):
                 return
             for row in self._rows.pop(step):
                 self._tell(row)

@@ -157,7 +157,8 @@ class Program:
         request, device = self.request, self.request.device_of(comm.rank)
         seed_device(device, request.seed, comm.rank)
         model = copy.deepcopy(self.model).to(device)
-        return Server(comm, model, copy.deepcopy(request.strategy), self._looks(), seed=request.seed)
+        strategy = copy.deepcopy(request.strategy)
+        return Server(comm, model, strategy, self._looks(), seed=request.seed, checkpoints=self.checkpoints)
 
     def _looks(self) -> Looks:
         request = self.request

@@ -117,11 +117,6 @@ class FitRequest(RunOptions):
         if self.servers is not None and self.strategy.num_servers:
             self.strategy = copy.deepcopy(self.strategy)
             self.strategy.num_servers = self.servers
-        if self.strategy.num_servers and (self.checkpoint_interval or self.resume_from):
-            raise InputError(
-                f"fit: {type(self.strategy).__name__} has servers, and what lies in mailboxes cannot be kept; leave "
-                "checkpoints out"
-            )
         timed = {"until": self.until, "failures": self.failures, "val_seconds": self.val_seconds}
         name = next((name for name, value in timed.items() if value is not None), None)
         if name is not None and (self.topology is None or not self.carrier.has_clock):

@@ -59,7 +59,7 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
         program.model,
         name,
         options,
-        request.num_nodes,
+        request.num_ranks,
         _settings(program),
         program.data.fingerprint() if keeps else None,
     )
@@ -73,13 +73,19 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
         else:
             folder = resumed.path.parent if resumed is not None else Path(request.resume_from)
     program.checkpoints = RankCheckpoints(folder, request.checkpoint_interval, resumed)
-    return CheckpointWriter(folder, identity, request.num_nodes, resumed)
+    return CheckpointWriter(folder, identity, request.num_ranks, resumed)
 
 
 def _settings(program: Program) -> dict[str, Any]:
-    """What changes losses or times, besides model and strategy; not how long the run is."""
+    """What changes losses or times, besides model and strategy; not how long the run is.
+
+    Where ranks go at their own pace that counts too: the fast have ended when the slow come to their checkpoint.
+    """
     request = program.request
     names = [name for name, told in OPTIONS.items() if told.same]
+    length = {}
+    if not request.strategy.is_synchronous:
+        length = {name: getattr(request, name) for name in ("max_steps", "num_epochs", "until")}
     topology = None
     if request.topology is not None:
         text = json.dumps(request.topology.to_mapping(), sort_keys=True, default=str)
@@ -90,4 +96,5 @@ def _settings(program: Program) -> dict[str, Any]:
         "intra_op_threads": request.workers.intra_op_threads,
         "topology": topology,
         "compute": program.compute.to_mapping() if program.compute is not None else None,
+        **length,
     }

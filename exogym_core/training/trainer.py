@@ -268,11 +268,13 @@ def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[
     try:
         outcomes = Session(program, recorder, checkpoints).run(result)
     finally:
-        recorder.finish()
-        checkpoints.close()
-        checkpoints.release()
-        for logger in loggers:
-            logger.close()
+        try:
+            recorder.finish()  # a listener may press Ctrl-C here too
+        finally:
+            checkpoints.close()
+            checkpoints.release()
+            for logger in loggers:
+                logger.close()
     _conclude([remark for outcome in outcomes for remark in outcome.remarks], result)
 
 

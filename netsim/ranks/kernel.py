@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from simpy import Interrupt
 
@@ -33,11 +33,13 @@ from netsim.ranks.requests import (
     FirstSent,
     Join,
     Key,
+    Letter,
     Mark,
     Post,
     Publish,
     Put,
     Request,
+    Stand,
     Take,
     Wait,
     Withdraw,
@@ -102,6 +104,7 @@ class Kernel:
         can_run: whether a rank that stands still for `refill` can go on.
         on_broken: called with a group whose calls have ended undone, since a member's time was up or it has gone.
         recall: blocks until one of those can go on who stand still by themselves; False where there are none.
+        on_taken: told of every rank that takes letters, what it asked, and which, before it is answered.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -131,6 +134,7 @@ class Kernel:
         can_run: Callable[[int], bool] = lambda rank: True,
         on_broken: Callable[[Hashable], None] = lambda group: None,
         recall: Callable[[], bool] = lambda: False,
+        on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -139,6 +143,7 @@ class Kernel:
         self.end_seconds = [0.0] * num_ranks
         self.network_seconds = [0.0] * num_ranks
         self._refill, self._can_run, self._recall = refill, can_run, recall
+        self._on_taken = on_taken
         self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
         self._answer = answer
         self._on_row, self._keep = on_row, on_request
@@ -254,6 +259,7 @@ class Kernel:
             if request is None:
                 held = self._held[rank] = self.clock.event()
                 yield from self._wait(rank, "others", _until(held))
+                keep(rank, Stand(clock.now))
                 continue
             if self._is_down(rank):
                 yield from self._until_up(rank)
@@ -291,6 +297,9 @@ class Kernel:
             elif isinstance(request, Put):
                 keep(rank, request)
                 self._mailboxes.put(request)
+            elif isinstance(request, Stand):
+                keep(rank, request)
+                yield from self._wait(rank, "others", _until(clock.at(request.until)))
             else:
                 self.end_seconds[rank] = clock.now
                 self._running.discard(rank)
@@ -330,6 +339,7 @@ class Kernel:
             self.network_seconds[rank] += self.clock.now - begin
         elif isinstance(question, Take):  # while its letter was under way, or one to it
             self.network_seconds[rank] += self._mailboxes.seconds_under_way(rank) - mail
+            self._on_taken(rank, question, cast("tuple[Letter, ...]", answer))
         del self._asking[rank]
         if answer is None:  # of a Fetch
             self._lost.add(rank)

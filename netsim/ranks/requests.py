@@ -32,6 +32,7 @@ __all__ = [
     "Put",
     "Question",
     "Request",
+    "Stand",
     "Take",
     "Wait",
     "Withdraw",
@@ -295,6 +296,12 @@ class Withdraw(NamedTuple):
     is_past: bool = False
 
 
+class Stand(NamedTuple):
+    """Off the clock I have waited for others, whom the clock had to let on, until this time."""
+
+    until: float
+
+
 Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 """A request that is answered, at the rank's virtual time."""
 
@@ -306,7 +313,7 @@ class Exit(NamedTuple):
     """I am through."""
 
 
-Request = Advance | Post | Wait | Mark | Question | Publish | Put | Exit
+Request = Advance | Post | Wait | Mark | Question | Publish | Put | Stand | Exit
 
 
 def gives_time(request: Request) -> bool:

@@ -19,7 +19,6 @@ from exogym_core.communicator.simulated.communicator import SimulatedCommunicato
 from exogym_core.data.samples import Source
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
 from exogym_core.training import loop
-from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,9 +36,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one cycle": {"lr_scheduler": "OneCycleLR", "lr_scheduler_kwargs": {"max_lr": 0.1, "total_steps": 20}},
     "steps": {"lr_scheduler": "MultiStepLR", "lr_scheduler_kwargs": {"milestones": [2, 4, 4]}},
 }
-# Letters lie in their mailboxes between steps, and no checkpoint keeps those.
-LEAVE_MAIL = {"ADPSGD", "AsyncDiLoCo", "DecoupledDiLoCo", "HALoS", "HeLoCo"}
-KEPT = [name for name in STRATEGIES if name not in LEAVE_MAIL]
+# Ranks of these go at their own pace: a checkpoint is complete when the slowest rank and all servers have come to it.
+AT_OWN_PACE = {"ADPSGD", "AsyncDiLoCo", "DecoupledDiLoCo", "HALoS", "HeLoCo"}
+KEPT = list(STRATEGIES)
 # More than the defaults, by name: schedules, codecs, islands, rounds that a stop falls into.
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in KEPT),
@@ -51,6 +50,13 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("SPARTA", {"p_sparta": 0.3, "index_selector": "shuffled_sequential", "interval": 2}),
     ("SPARTA+DiLoCo", {"p_sparta": 0.3, "H": 3, **SCHEDULES["steps"]}),
     ("DeMo", {"compression_topk": 2, "compression_chunk": 4, "codec": "compact"}),
+    # Rounds so short that letters and averages are under way at every stop.
+    ("ADPSGD", {"interval": 2}),
+    ("AsyncDiLoCo", {"H": 2, "dylu": True, "buffer": 2, "momentum_share": 0.2}),
+    ("AsyncSPARTA", {"p_sparta": 0.5, "interval": 3, "delay": 2}),
+    ("DecoupledDiLoCo", {"H": 3, "num_fragments": 3, "quorum": 2, "grace": 0.004}),
+    ("HALoS", {"H": 1, "K": 2, "local_buffer": 2}),
+    ("HeLoCo", {"H": 1}),
 ]
 
 
@@ -153,7 +159,12 @@ def test_a_stop_at_any_step_changes_no_bit(number: int, nth: int, folder: Path, 
     stop_at, every = random.Random(number).sample(STOPS, 2)[nth]
     stopped = fit(make(number), stop_at, checkpoint_interval=every, save_dir=folder)
     resumed = fit(make(number), checkpoint_interval=1, resume_from=stopped.checkpoint_folder)
-    assert resumed.resumed_step == (stop_at - 1) // every * every
+    newest = (stop_at - 1) // every * every
+    assert (
+        resumed.resumed_step <= newest
+        if OPTIONS[number][0] in AT_OWN_PACE
+        else resumed.resumed_step == newest
+    )
     assert outcome(resumed) == whole(number)[0]
     assert last_checkpoint(resumed) == whole(number)[1]
 
@@ -164,18 +175,12 @@ def test_processes_go_on_as_threads_would(number: int, folder: Path, whole: Any)
     stopped = fit(make(number), 3, checkpoint_interval=1, save_dir=folder, workers=PROCESSES)
     where = {"checkpoint_interval": 1, "resume_from": stopped.checkpoint_folder}
     again = fit(make(number), 6, workers={"kind": "processes", "processes": 3}, **where)
-    assert 0 < again.resumed_step < 6
     resumed = fit(make(number), **where)
-    assert again.resumed_step < resumed.resumed_step
+    if KEPT[number] not in AT_OWN_PACE:
+        assert 0 < again.resumed_step < 6
+        assert again.resumed_step < resumed.resumed_step
     assert outcome(resumed) == whole(number)[0]
     assert last_checkpoint(resumed) == whole(number)[1]
-
-
-@pytest.mark.parametrize("name", sorted(LEAVE_MAIL))
-def test_what_cannot_be_kept_is_refused(name: str, folder: Path) -> None:
-    """Every strategy resumes to the same bits or says that it makes no checkpoints."""
-    with pytest.raises(InputError, match="what lies in mailboxes cannot be kept; leave checkpoints out"):
-        fit(build_strategy(name), checkpoint_interval=1, save_dir=folder)
 
 
 @pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])

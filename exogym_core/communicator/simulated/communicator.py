@@ -230,8 +230,8 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         if state.in_flight or state.unwaited is not None:  # whether one is over by now depends on host time
             unwaited = state.unwaited or next(iter(state.in_flight.values())).signature
             raise self._still_in_flight(unwaited)
-        if state.has_mail or state.withdrawn:
-            raise self._mail_not_kept()
+        if state.withdrawn:
+            raise self._still_in_flight(f"the cancelled {next(iter(state.withdrawn.values()))[1]}")
         return {
             "traffic": asdict(state.traffic),
             "pending_seconds": state.pending_seconds,

@@ -66,4 +66,3 @@ class MailRanks(PostingRank):
     def _check_mail(self, call: str) -> None:
         if self._state.off_clock or self._state.repeating:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
-        self._state.has_mail = True

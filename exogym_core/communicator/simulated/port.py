@@ -81,7 +81,6 @@ class RankState:
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
     again: list[int] | None = None  # numbers that calls made inside `calls_again` have
-    has_mail: bool = False  # has put or taken letters
     withdrawn: dict[Key, tuple[Any, Signature]] = field(
         default_factory=dict
     )  # receives taken back, with tickets

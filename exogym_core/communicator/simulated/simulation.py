@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.calls import Cancel, Enter
     from netsim.ranks.kernel import StampedRow
-    from netsim.ranks.requests import Answer, Call, Request
+    from netsim.ranks.requests import Answer, Call, Letter, Request, Take
     from netsim.topology.topology import Topology
 
 # Kinds of collectives that are remembered, so that each is looked at once.
@@ -155,6 +155,7 @@ class Simulation:
         on_request: told of every request as it is played, the past included.
         recorder: keeps what happens; None: nobody wants to know.
         recall: blocks until one of those who are away makes a call again; False where nobody is.
+        on_taken: told of every rank that takes letters, what it asked, and which.
 
     Attributes:
         away: ranks that wait for something of their own while others' time is running out: the clock goes on.
@@ -174,6 +175,7 @@ class Simulation:
         recorder: Recorder | None = None,
         combined: Combine = combine,
         recall: Callable[[], bool] = lambda: False,
+        on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
     ) -> None:
         self.world = world
         self.away: set[int] = set()
@@ -206,6 +208,7 @@ class Simulation:
             can_run=lambda rank: rank in self.exchange.running and rank not in self.away,
             recall=recall,
             on_broken=self.exchange.break_group,
+            on_taken=on_taken,
         )
         if recorder is not None:
             recorder.unfinished_spans = self.kernel.unfinished_spans

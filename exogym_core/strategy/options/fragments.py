@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from netsim.files.errors import InputError, unknown_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["PATTERNS", "fragments_of", "layers_of"]
+__all__ = ["PATTERNS", "fragments_of", "layers_of", "packed"]
 
 PATTERNS = ("strided", "sequential")
 
@@ -54,6 +54,26 @@ def fragments_of(
     else:
         cut = [layers[p * len(layers) // count : (p + 1) * len(layers) // count] for p in range(count)]
     return [sorted(index for layer in fragment for index in layer) for fragment in cut]
+
+
+def packed(sizes: Sequence[int], count: int, apart: Collection[int] = ()) -> list[list[int]]:
+    """Indices of tensors of these sizes in `count` fragments of about equal size, fewer where there are fewer tensors.
+
+    Greedily: the largest tensor left goes to the smallest fragment so far. Those `apart` share one of their own, if
+    there are two fragments at least.
+
+    >>> packed([4, 1, 3, 2], 2)
+    [[0, 1], [2, 3]]
+    >>> packed([4, 1, 3, 2], 3, apart=[0, 1])
+    [[0, 1], [2], [3]]
+    """
+    among = [index for index in range(len(sizes)) if index not in apart or count == 1]
+    cut = [[index for index in range(len(sizes)) if index in apart]] if len(among) < len(sizes) else []
+    bins: list[list[int]] = [[] for _ in range(min(count - len(cut), len(among)))]
+    for index in sorted(among, key=lambda index: -sizes[index]):
+        smallest = min(bins, key=lambda members: sum(sizes[other] for other in members))
+        smallest.append(index)
+    return sorted(sorted(members) for members in [*cut, *bins])
 
 
 def _named(names: Sequence[str], fragments: Sequence[str | Sequence[str]], where: str) -> list[list[int]]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["DelayedNesterov"]
 
@@ -49,3 +54,17 @@ class DelayedNesterov:
         else:
             scale = c * self.momentum
         self.phi.sub_(self.velocity, alpha=self.lr * scale).sub_(displacement, alpha=self.lr / n)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What arrivals change, besides `phi`."""
+        return {
+            "velocity": self.velocity.clone(),
+            "pending": self.pending.clone(),
+            "num_arrived": self.num_arrived,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self.velocity.copy_(state["velocity"])
+        self.pending.copy_(state["pending"])
+        self.num_arrived = state["num_arrived"]

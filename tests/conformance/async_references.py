@@ -1,0 +1,369 @@
+"""Asynchronous algorithms once more: a plain queue of events in one process, parameter by parameter.
+
+Workers compute for times that are drawn, messages take times that follow from latencies and bytes, and each algorithm
+says what happens when something arrives. Nothing here comes from the package but the names of options.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import strategy_reference as reference
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from strategy_reference import Batches, MakeOptim
+
+Tensors = list[Tensor]
+
+BITS_PER_SECOND = 1e9
+
+
+@dataclass(order=True)
+class Event:
+    """Something that happens at a time; equal times in the order in which they were planned."""
+
+    seconds: float
+    number: int
+    do: Callable[[], None] = field(compare=False)
+
+
+class World:
+    """A clock, workers that take their own time for each step, and lines of given latencies into one hub.
+
+    Args:
+        latencies: of each rank's line, in seconds: workers, then servers.
+        durations: of worker i's k-th step.
+    """
+
+    def __init__(self, latencies: Sequence[float], durations: Sequence[Sequence[float]]) -> None:
+        self.latencies, self.durations = latencies, durations
+        self.now = 0.0
+        self._queue: list[Event] = []
+        self._numbers = itertools.count()
+
+    def plan(self, seconds: float, do: Callable[[], None]) -> None:
+        """Have something done so many seconds from now."""
+        heapq.heappush(self._queue, Event(self.now + seconds, next(self._numbers), do))
+
+    def send(self, src: int, dst: int, num_values: int, do: Callable[[], None]) -> None:
+        """Have something done when so many fp64 values have come from one rank to another."""
+        bits = 64 * num_values
+        self.plan(self.latencies[src] + self.latencies[dst] + bits / BITS_PER_SECOND, do)
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while self._queue:
+            event = heapq.heappop(self._queue)
+            self.now = event.seconds
+            event.do()
+
+
+def values(model: nn.Module) -> Tensors:
+    """Copies of the parameters."""
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def minus(left: Tensors, right: Tensors) -> Tensors:
+    """Difference, tensor by tensor."""
+    return [a - b for a, b in zip(left, right, strict=True)]
+
+
+def write(into: nn.Module, tensors: Tensors) -> None:
+    """Set the parameters."""
+    with torch.no_grad():
+        for p, value in zip(into.parameters(), tensors, strict=True):
+            p.copy_(value)
+
+
+class Worker:
+    """A replica that trains step by step until its batches are used up, and says when a step is done."""
+
+    def __init__(
+        self, world: World, rank: int, model: nn.Module, batches: Batches, make_optim: MakeOptim
+    ) -> None:
+        self.world, self.rank, self.batches = world, rank, batches
+        self.model = copy.deepcopy(model)
+        self.optim = make_optim(list(self.model.parameters()))
+        self.num_steps = 0
+
+    def begin_step(self, then: Callable[[], None]) -> None:
+        """Compute; when that is done and applied, `then`."""
+        if self.num_steps == len(self.batches):
+            return
+
+        def done() -> None:
+            grads = reference.gradients(self.model, self.batches[self.num_steps][self.rank])
+            reference.apply(self.optim, self.model, grads)
+            self.num_steps += 1
+            then()
+
+        self.world.plan(self.world.durations[self.rank][self.num_steps], done)
+
+
+def delayed_nesterov(
+    phi: Tensors, lr: float, beta: float, buffer: int, share: float
+) -> Callable[[Tensors], None]:
+    """Algorithm 3 of arXiv 2401.09135: returns what takes in a displacement, changing `phi`."""
+    momentum, total = [torch.zeros_like(p) for p in phi], [torch.zeros_like(p) for p in phi]
+    count = [0]
+
+    def take(displacement: Tensors) -> None:
+        is_last = (count[0] + 1) % buffer == 0
+        for k, d in enumerate(displacement):
+            total[k] = total[k] + d
+            if is_last:
+                momentum[k] = beta * momentum[k] + total[k] / buffer
+                phi[k] = phi[k] - lr * ((1 - share * buffer + share) * beta * momentum[k] + d / buffer)
+                total[k] = torch.zeros_like(d)
+            else:
+                phi[k] = phi[k] - lr * (share * beta * momentum[k] + d / buffer)
+        count[0] += 1
+
+    return take
+
+
+def heloco(phi: Tensors, lr: float, mu: float, k: float) -> Callable[[Tensors], None]:
+    """The rule of HeLoCo as frontier summaries tell it; angles by their definition."""
+    momentum = [torch.zeros_like(p) for p in phi]
+
+    def corrected(d: Tensor, m: Tensor) -> Tensor:
+        nd, nm = math.sqrt(float((d * d).sum())), math.sqrt(float((m * m).sum()))
+        if nd == 0 or nm == 0:
+            return d
+        c = float((d * m).sum()) / nd / nm
+        conf = nd / (nd + k * nm)
+        if c >= 0.2:
+            return d
+        if c < 0:
+            return d - min(-0.5 * c * conf, 0.5) * c * nd * (m / nm)
+        share = min((1 - c) * conf, 1.0)
+        mixed = (1 - share) * (d / nd) + share * (m / nm)
+        return nd * mixed / math.sqrt(float((mixed * mixed).sum()))
+
+    def take(displacement: Tensors) -> None:
+        for index, d in enumerate(displacement):
+            fixed = corrected(d, momentum[index])
+            momentum[index] = mu * momentum[index] + (1 - mu) * fixed
+            phi[index] = phi[index] - lr * (fixed + mu * momentum[index])
+
+    return take
+
+
+def served(
+    world: World,
+    model: nn.Module,
+    batches: Batches,
+    make_optim: MakeOptim,
+    H: int,  # noqa: N803
+    rule: Callable[[Tensors], Callable[[Tensors], None]],
+    server_of: Callable[[int], int],
+    on_arrival: Callable[[int, Tensors], None] | None = None,
+    servers: dict[int, Tensors] | None = None,
+) -> tuple[list[nn.Module], dict[int, Tensors]]:
+    """Workers do H steps, send their displacement to their server and go on from its answer.
+
+    Returns the replicas and the servers' parameters. `on_arrival` is told when a server has taken one in.
+    """
+    num_workers, size = len(batches[0]), sum(p.numel() for p in model.parameters())
+    servers = {} if servers is None else servers
+    rules: dict[int, Callable[[Tensors], None]] = {}
+    workers = [Worker(world, rank, model, batches, make_optim) for rank in range(num_workers)]
+    for rank in range(num_workers):
+        at = server_of(rank)
+        if at not in servers:
+            servers[at] = values(model)
+        if at not in rules:
+            rules[at] = rule(servers[at])
+
+    def begin(worker: Worker, start: Tensors) -> None:
+        left = [H]
+
+        def stepped() -> None:
+            left[0] -= 1
+            if left[0]:
+                worker.begin_step(stepped)
+                return
+            displacement, at = minus(start, values(worker.model)), server_of(worker.rank)
+            world.send(worker.rank, at, size + 2, lambda: arrived(worker, at, displacement))
+
+        worker.begin_step(stepped)
+
+    def arrived(worker: Worker, at: int, displacement: Tensors) -> None:
+        rules[at](displacement)
+        answer = [p.clone() for p in servers[at]]
+        world.send(at, worker.rank, size + 1, lambda: answered(worker, answer))
+        if on_arrival is not None:
+            on_arrival(at, displacement)
+
+    def answered(worker: Worker, answer: Tensors) -> None:
+        write(worker.model, answer)
+        begin(worker, answer)
+
+    for worker in workers:
+        begin(worker, values(model))
+    world.run()
+    return [worker.model for worker in workers], servers
+
+
+def halos(
+    world: World,
+    model: nn.Module,
+    batches: Batches,
+    make_optim: MakeOptim,
+    *,
+    H: int,  # noqa: N803
+    K: int,  # noqa: N803
+    regions: int,
+    local: tuple[float, float, int],
+    above: tuple[float, float, int],
+    merge: float,
+) -> tuple[list[nn.Module], Tensors]:
+    """Regional servers and a global one; K arrivals after the last merger a region sends what it has gained."""
+    num_workers, size = len(batches[0]), sum(p.numel() for p in model.parameters())
+    top = num_workers + regions
+    servers = {num_workers + region: values(model) for region in range(regions)}
+    bases = {at: [p.clone() for p in held] for at, held in servers.items()}
+    versions, merged_at = dict.fromkeys(servers, 0), dict.fromkeys(servers, 0)
+    is_away = dict.fromkeys(servers, False)
+    phi = values(model)
+    lr, beta, buffer = above
+    take = delayed_nesterov(phi, lr * buffer, beta, buffer, 0.0)
+
+    def rule(held: Tensors) -> Callable[[Tensors], None]:
+        return delayed_nesterov(held, local[0] * local[2], local[1], local[2], 0.0)
+
+    def send_up(at: int) -> None:
+        is_away[at] = True
+        gained = minus(bases[at], servers[at])
+        world.send(at, top, size + 2, lambda: at_top(at, gained))
+
+    def at_top(at: int, gained: Tensors) -> None:
+        take(gained)
+        answer = [p.clone() for p in phi]
+        world.send(top, at, size + 1, lambda: back(at, answer))
+
+    def back(at: int, answer: Tensors) -> None:
+        held = servers[at]
+        held[:] = [(1 - merge) * own + merge * theirs for own, theirs in zip(held, answer, strict=True)]
+        bases[at] = [p.clone() for p in held]
+        merged_at[at], is_away[at] = versions[at], False
+
+    def on_arrival(at: int, _: Tensors) -> None:
+        versions[at] += 1
+        if versions[at] >= merged_at[at] + K and not is_away[at]:
+            send_up(at)
+
+    replicas, _ = served(
+        world,
+        model,
+        batches,
+        make_optim,
+        H,
+        rule,
+        lambda rank: num_workers + rank * regions // num_workers,
+        on_arrival,
+        servers,
+    )
+    for at in servers:  # workers have ended: what has come since goes up, in order of ranks
+        if versions[at] > merged_at[at] and not is_away[at]:
+            send_up(at)
+            world.run()
+    return replicas, phi
+
+
+def decoupled(
+    world: World,
+    model: nn.Module,
+    batches: Batches,
+    make_optim: MakeOptim,
+    *,
+    H: int,  # noqa: N803
+    cut: list[list[int]],
+    quorum: int,
+    grace: float,
+    lr: float,
+    beta: float,
+    mix: float,
+    samples: int,
+) -> tuple[list[nn.Module], Tensors]:
+    """Learners send fragments and go on; the syncer merges a round of one when it has a quorum and grace is over."""
+    num_workers = len(batches[0])
+    phi, velocity = values(model), [torch.zeros_like(p) for p in model.parameters()]
+    due = [(p + 1) * H // len(cut) for p in range(len(cut))]
+    sizes = [sum(phi[index].numel() for index in members) for members in cut]
+    next_round = [0] * len(cut)
+    heard: dict[tuple[int, int], dict[int, tuple[Tensors, float]]] = {}
+    workers = [Worker(world, rank, model, batches, make_optim) for rank in range(num_workers)]
+    known = [values(model) for _ in workers]  # each learner's phi
+    inboxes: list[list[tuple[int, Tensors]]] = [[] for _ in workers]
+    since = [[0] * len(cut) for _ in workers]  # steps since a fragment last left
+
+    def stepped(worker: Worker) -> None:
+        rank = worker.rank
+        since[rank] = [steps + 1 for steps in since[rank]]
+        theta = values(worker.model)
+        for p, fragment in inboxes[rank]:
+            for index, value in zip(cut[p], fragment, strict=True):
+                known[rank][index] = value
+                theta[index] = (1 - mix) * theta[index] + mix * value
+        inboxes[rank] = []
+        write(worker.model, theta)
+        for p, members in enumerate(cut):
+            if (worker.num_steps - 1) % H + 1 == due[p]:
+                moved = [known[rank][index] - theta[index] for index in members]
+                round_number, steps = (worker.num_steps - 1) // H, since[rank][p]
+                weight = (samples * steps) ** 2 / steps
+                since[rank][p] = 0
+                send(rank, p, round_number, moved, weight)
+        worker.begin_step(lambda: stepped(worker))
+
+    def send(rank: int, p: int, round_number: int, moved: Tensors, weight: float) -> None:
+        arrive = lambda: arrived(rank, p, round_number, moved, weight)  # noqa: E731
+        world.send(rank, num_workers, sizes[p] + 4, arrive)
+
+    def arrived(rank: int, p: int, round_number: int, moved: Tensors, weight: float) -> None:
+        if round_number < next_round[p]:
+            return
+        letters = heard.setdefault((p, round_number), {})
+        letters[rank] = (moved, weight)
+        if len(letters) == num_workers:
+            merge(p, round_number)
+        elif len(letters) == quorum:
+            world.plan(grace, lambda: merge(p, round_number))
+
+    def merge(p: int, round_number: int) -> None:
+        letters = heard.pop((p, round_number), None)
+        if letters is None:
+            return
+        total = sum(weight for _, weight in letters.values())
+        for place, index in enumerate(cut[p]):
+            parts = [(moved[place], weight) for _, (moved, weight) in sorted(letters.items())]
+            norms = [math.sqrt(float((d * d).sum())) for d, _ in parts]
+            along = sum((w * (d / norm) for (d, w), norm in zip(parts, norms, strict=True)), torch.zeros(()))
+            length = sum(w * norm for (_, w), norm in zip(parts, norms, strict=True)) / total
+            norm = float(along.pow(2).sum().sqrt())  # 0 where directions cancel: numbers of either sign
+            d = length * along / norm if norm else along
+            velocity[index] = beta * velocity[index] + d
+            phi[index] = phi[index] - lr * (d + beta * velocity[index])
+        next_round[p] = round_number + 1
+        for key in [key for key in heard if key[0] == p and key[1] <= round_number]:
+            del heard[key]
+        fragment = [phi[index].clone() for index in cut[p]]
+        for rank in range(num_workers):
+            world.send(num_workers, rank, sizes[p] + 1, lambda rank=rank: inboxes[rank].append((p, fragment)))
+
+    for worker in workers:
+        worker.begin_step(lambda worker=worker: stepped(worker))
+    world.run()
+    for key in sorted(heard):
+        merge(*key)
+    return [worker.model for worker in workers], phi

@@ -1,0 +1,164 @@
+"""Asynchronous strategies against a plain queue of events: random models, sizes, periods, speeds and distances."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import async_references as events
+import pytest
+import strategy_reference as reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import (
+    AsyncDiLoCoStrategy,
+    DecoupledDiLoCoStrategy,
+    HALoSStrategy,
+    HeLoCoStrategy,
+    Strategy,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+adamw = partial(torch.optim.AdamW, lr=0.01)
+SAMPLES = 4  # of a batch
+
+Reference = "Callable[[events.World, nn.Module, reference.Batches], tuple[list[nn.Module], list[Tensor]]]"
+
+
+def of_async(n: int, buffer: int | None, share: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = AsyncDiLoCoStrategy(adamw, H=H, outer_lr=0.6, buffer=buffer, momentum_share=share)
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        rule = lambda phi: events.delayed_nesterov(phi, 0.6, 0.9, buffer or n, share)  # noqa: E731
+        replicas, servers = events.served(world, model, batches, adamw, H, rule, lambda rank: n)
+        return replicas, servers[n]
+
+    return strategy, run
+
+
+def of_heloco(n: int, confidence: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = HeLoCoStrategy(adamw, H=H, outer_lr=0.4, outer_momentum=0.8, confidence=confidence)
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        rule = lambda phi: events.heloco(phi, 0.4, 0.8, confidence)  # noqa: E731
+        replicas, servers = events.served(world, model, batches, adamw, H, rule, lambda rank: n)
+        return replicas, servers[n]
+
+    return strategy, run
+
+
+def of_halos(n: int, regions: int, K: int, buffer: int, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = HALoSStrategy(adamw, H=H, K=K, regions=regions, local_buffer=buffer, global_buffer=2)
+    options: dict[str, Any] = {"local": (0.2, 0.9, buffer), "above": (0.15, 0.5, 2), "merge": 0.25}
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        return events.halos(world, model, batches, adamw, H=H, K=K, regions=regions, **options)
+
+    return strategy, run
+
+
+def of_decoupled(n: int, P: int, quorum: int, grace: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    quorum = min(quorum, n)
+    told: dict[str, Any] = {"H": H, "quorum": quorum, "grace": grace}
+    strategy = DecoupledDiLoCoStrategy(adamw, num_fragments=P, mix=0.3, **told)
+
+    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
+        cut = greedily([p.numel() for p in model.parameters()], min(P, H))
+        rest: dict[str, Any] = {"lr": 0.7, "beta": 0.9, "mix": 0.3, "samples": SAMPLES}
+        return events.decoupled(world, model, batches, adamw, cut=cut, **told, **rest)
+
+    return strategy, run
+
+
+def greedily(sizes: list[int], count: int) -> list[list[int]]:
+    """The largest tensor left to the fragment with the least so far; fragments by their first tensor."""
+    cut: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        loads = [sum(sizes[i] for i in members) for members in cut]
+        cut[loads.index(min(loads))].append(index)
+    return sorted(sorted(members) for members in cut)
+
+
+CASES = {
+    "AsyncDiLoCo": st.builds(
+        lambda n, **told: (n, of_async(n, **told)),
+        n=st.integers(1, 4),
+        buffer=st.sampled_from([None, 1, 3]),
+        share=st.sampled_from([0.0, 0.2]),
+        H=st.integers(1, 4),
+    ),
+    "HeLoCo": st.builds(
+        lambda n, **told: (n, of_heloco(n, **told)),
+        n=st.integers(1, 4),
+        confidence=st.sampled_from([0.5, 3.0]),
+        H=st.integers(1, 4),
+    ),
+    "HALoS": st.builds(
+        lambda n, **told: (n, of_halos(n, **{**told, "regions": min(told["regions"], n)})),
+        n=st.integers(1, 5),
+        regions=st.integers(1, 3),
+        K=st.integers(1, 4),
+        buffer=st.integers(1, 3),
+        H=st.integers(1, 3),
+    ),
+    "DecoupledDiLoCo": st.builds(
+        lambda n, **told: (n, of_decoupled(n, **told)),
+        n=st.integers(1, 4),
+        P=st.integers(1, 5),
+        quorum=st.integers(1, 4),
+        grace=st.sampled_from([0.0, 0.3, 2.0]),
+        H=st.integers(1, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_equals_its_algorithm_as_a_queue_of_events(name: str, data: st.DataObject) -> None:
+    """Replicas and the server's model at the end, in fp64."""
+    n, (strategy, algorithm) = data.draw(CASES[name])
+    seed, steps = data.draw(st.integers(0, 1000)), data.draw(st.integers(1, 14))
+    model, batches = reference.make_problem(n, steps, 3, 4, seed)
+    num_ranks = n + strategy.num_servers
+    draw = random.Random(seed)
+    latencies = [draw.uniform(0.001, 0.4) for _ in range(num_ranks)]
+    paces = [draw.uniform(0.02, 0.5) for _ in range(n)]
+    durations = [[pace * draw.uniform(0.5, 1.5) for _ in range(steps)] for pace in paces]
+
+    def body(comm: Communicator) -> Tensor:
+        own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
+        own.setup(replica, comm, steps, seed=0)
+        if comm.rank >= n:
+            own.serve(lambda steps: None)
+            state = own.judged_state()
+            assert state is not None
+            return torch.cat([value.reshape(-1) for value in state.values()])
+        own.context.samples = SAMPLES
+        for step in range(steps):
+            comm.advance(durations[comm.rank][step])
+            own.zero_grad()
+            replica(batches[step][comm.rank]).backward()
+            own.step()
+        own.finish()
+        return reference.vector(replica)
+
+    hosts = [f"h{rank}" for rank in range(num_ranks)]
+    links = [
+        {"between": [host, "hub"], "bandwidth": "1 Gbit/s", "latency": f"{seconds} s"}
+        for host, seconds in zip(hosts, latencies, strict=True)
+    ]
+    topology = {"hosts": hosts, "routers": ["hub"], "links": links}
+    results = run_ranks(body, num_ranks, topology=topology, placement=hosts).results
+    replicas, phi = algorithm(events.World(latencies, durations), copy.deepcopy(model), batches)
+    expected = [reference.vector(replica) for replica in replicas]
+    expected.append(torch.cat([value.reshape(-1) for value in phi]))
+    for got, wanted in zip([*results[:n], results[-1]], expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)

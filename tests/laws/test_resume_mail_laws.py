@@ -1,0 +1,122 @@
+"""Law 7 where ranks go at their own pace: what lies in mailboxes, and who is how far, is part of a checkpoint."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from result_bits import outcome
+from test_resume_laws import PROCESSES, fit
+
+from exogym_core.checkpoints.checkpoint import find_checkpoint
+from exogym_core.ranks.crossing import CrossingLetters
+from exogym_core.strategy import Strategy, build_strategy
+from netsim.files.errors import InputError
+from netsim.ranks.requests import Call, Mark, Put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Steps of very unequal length, so that ranks are many rounds apart.
+UNEQUAL: dict[str, Any] = {
+    "max_steps": 18,
+    "num_epochs": 99,
+    "compute": {"fixed": "3 ms", "jitter": 0.8, "stragglers": {"fraction": "10 %", "slowdown": 5}},
+}
+WAN = {"topology": "wan-4-regions"}
+TIMED = {"val_seconds": 0.04, "until": "0.4 s", "correlation_interval": None, **WAN}
+FAILING = {"until": "0.3 s", "failures": {"mtbf": "0.1 s", "repair": "0.02 s"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ADPSGD": {"interval": 2},
+    "AllReduce": {},
+    "AsyncDiLoCo": {"H": 3, "dylu": True},
+    "AsyncSPARTA": {"p_sparta": 0.5, "interval": 3, "delay": 2},
+    "DecoupledDiLoCo": {"H": 6, "num_fragments": 3, "quorum": 2, "grace": 0.004},
+    "DiLoCo": {"H": 3},
+    "HALoS": {"H": 2, "K": 2, "local_buffer": 2},
+    "HeLoCo": {"H": 4},
+}
+HAVE_MAIL = ["ADPSGD", "AsyncDiLoCo", "DecoupledDiLoCo", "HALoS", "HeLoCo"]
+
+
+def make(name: str) -> Strategy:
+    return build_strategy(name, **OPTIONS[name])
+
+
+@cache
+def whole(name: str, options: str) -> Any:
+    return outcome(fit(make(name), **UNEQUAL, **_CASES[options]))
+
+
+_CASES: dict[str, dict[str, Any]] = {"far": WAN, "by the clock": TIMED, "failing": FAILING}
+_RUNS = [
+    *((name, "far") for name in HAVE_MAIL),
+    *((name, "by the clock") for name in ("ADPSGD", "DiLoCo", "HeLoCo")),
+    *((name, "failing") for name in ("ADPSGD", "AllReduce", "AsyncSPARTA", "HALoS")),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), _RUNS)
+def test_a_stop_changes_no_bit_however_far_apart_ranks_are(name: str, options: str, tmp_path: Path) -> None:
+    """Also where evaluations go by the clock, and where hosts fail; stopped in processes, resumed in threads."""
+    told = {**UNEQUAL, **_CASES[options]}
+    stopped = fit(
+        make(name),
+        4 if options == "by the clock" else 12,
+        checkpoint_interval=2,
+        save_dir=tmp_path,
+        workers=PROCESSES,
+        **told,
+    )
+    assert stopped.checkpoint_folder is not None
+    checkpoint = find_checkpoint(stopped.checkpoint_folder)
+    resumed = fit(make(name), resume_from=stopped.checkpoint_folder, checkpoint_interval=3, **told)
+    assert outcome(resumed) == whole(name, options)
+    assert resumed.resumed_step == (checkpoint.step if checkpoint is not None else 0)
+    assert options != "far" or resumed.resumed_step > 0
+
+
+@pytest.mark.parametrize("name", HAVE_MAIL)
+def test_letters_that_cross_the_cut_lie_in_the_checkpoint(name: str, tmp_path: Path) -> None:
+    """Without them the run is another, or stands still: the law would see it."""
+    told = {**UNEQUAL, **WAN, "max_steps": 12}
+    result = fit(make(name), checkpoint_interval=5, save_dir=tmp_path, **told)
+    assert result.checkpoint_folder is not None
+    checkpoint = find_checkpoint(result.checkpoint_folder)
+    assert checkpoint is not None
+    assert checkpoint.letters()
+    assert (checkpoint.path / "letters.safetensors").is_file()
+
+
+def test_a_run_at_ranks_own_pace_cannot_become_longer(tmp_path: Path) -> None:
+    """The fast have ended when the slow come to the checkpoint: a longer run would have gone otherwise."""
+    result = fit(make("AsyncDiLoCo"), checkpoint_interval=3, save_dir=tmp_path)
+    with pytest.raises(InputError, match="settings: max_steps is 7, this run's is 9"):
+        fit(make("AsyncDiLoCo"), resume_from=result.checkpoint_folder, max_steps=9)
+
+
+def test_which_letters_cross() -> None:
+    """Put before the sender's mark and taken after the receiver's, whichever of them comes first."""
+    letters = CrossingLetters()
+    values = {(("box", 0), number): (torch.tensor([float(number)]),) for number in range(4)}
+    letters.look = values.__getitem__
+    call = Call("sendrecv", (0, 1), 4)
+
+    def mark(rank: int, step: int) -> None:
+        letters.requested(rank, Mark({"step": step, "checkpoint": {}}))
+
+    letters.requested(0, Put("box", 0, call))  # before, before
+    letters.taken(1, [(("box", 0), 0)])
+    letters.requested(0, Put("box", 1, call))  # before, after: taken before the checkpoint is complete
+    mark(1, 5)
+    letters.taken(1, [(("box", 0), 1)])
+    letters.requested(0, Put("box", 2, call))  # before, not taken yet
+    mark(0, 5)
+    letters.requested(0, Put("box", 3, call))  # after: its sender will send it again
+    assert letters.complete(5) == {name: values[name] for name in ((("box", 0), 1), (("box", 0), 2))}
+    mark(0, 6)
+    letters.taken(1, [(("box", 0), 3)])  # after the sender's 5th step, before the receiver's 6th
+    mark(1, 6)
+    assert list(letters.complete(6)) == [(("box", 0), 2)]
