@@ -112,6 +112,16 @@ def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> No
     assert "nothing is known of how much seeds differ" in study_report([path]).verdict
 
 
+def test_runs_that_are_a_group_each_are_compared_by_their_seeds(tmp_path: Path) -> None:
+    """Their own names kept them apart: nothing was said to be known of seeds that they had in common."""
+    for name, values in (("a", [1.0, 2.0, 3.0]), ("b", [2.0, 3.1, 4.0])):
+        write_run(tmp_path / name, {"A": values}, topology=NETWORK | {"name": name})
+    report = study_report([tmp_path], by=["topology"])
+    assert report.winner is not None
+    assert report.winner.name == "a, A"
+    assert "3 pairs of runs with equal seeds" in report.verdict
+
+
 def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     folders = [
         write_run(

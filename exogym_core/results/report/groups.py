@@ -106,11 +106,11 @@ class Group:
         }
 
     def _pair(self, member: Member, run: SeedResult) -> Pair:
-        """The seed, and what else tells its runs apart."""
-        others = [key for key in member.run.values if key not in self.keys]
-        rest = [f"{key}={member.value(key)}" for key in others]
-        rest += [f"{key}={member.value(key)}" for key in ("run", "strategy") if key not in self.keys]
-        return run.seed, *rest
+        """The seed, and what else tells its runs apart: what a group's one run is called does not."""
+        others = [*dict.fromkeys(key for each in self.members for key in each.run.values), "run", "strategy"]
+        others = [key for key in others if key not in self.keys]
+        varied = [key for key in others if len({each.value(key) for each in self.members}) > 1]
+        return run.seed, *(f"{key}={member.value(key)}" for key in varied)
 
     def as_result(self) -> StrategyResult:
         """All runs as those of one strategy, for a picture."""
