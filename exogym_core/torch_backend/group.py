@@ -378,8 +378,20 @@ class NetsimGroup(dist.ProcessGroup):
 
     # --- groups --------------------------------------------------------------------------------------------
 
-    def split_group(self, *arguments: Any, **options: Any) -> None:
-        raise InputError("split_group: make groups on the netsim backend by torch.distributed.new_group")
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: datetime.timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> NetsimGroup | None:
+        if self.rank() not in new_ranks:
+            return None
+        comm = self._comm.group(list(new_ranks))
+        comm.call_seconds = timeout.total_seconds() if timeout is not None else self._comm.call_seconds
+        return NetsimGroup(self._session, comm, self._store, group_name or "")
 
     # --- how every call goes -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ __all__ = [
     "name_group",
     "rendezvous_by",
     "wrap_group_maker",
+    "wrap_split_group",
 ]
 
 DEFAULT_SECONDS = core.default_pg_timeout.total_seconds()
@@ -50,6 +51,11 @@ def rendezvous_by(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]])
 def wrap_group_maker(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put `around(original)` in the place of what makes every group, whose fourth argument is the backend."""
     core._new_process_group_helper = around(core._new_process_group_helper)
+
+
+def wrap_split_group(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `around(original)` in the place of `torch.distributed.split_group`, under both its names."""
+    core.split_group = dist.split_group = around(core.split_group)
 
 
 def name_group(group: Any, backend: str) -> None:

@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,8 @@ def run_program(
         def body(comm: SimulatedCommunicator) -> None:
             _become_rank(comm, program, compute, store)
 
+        # Programs of others may well compute for long between two calls.
+        warnings.filterwarnings("ignore", message=".* sends nothing: ")
         with tracing(trace, world.hosts, warn) as recorder:
             run = run_in_processes(
                 world,

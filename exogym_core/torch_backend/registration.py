@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from exogym_core.torch_backend.group import NetsimGroup
-from exogym_core.torch_backend.private import DEFAULT_SECONDS, is_registered
+from exogym_core.torch_backend.private import DEFAULT_SECONDS, is_registered, wrap_split_group
 from exogym_core.torch_backend.session import RankSession, current_session
+from exogym_core.torch_backend.splitting import split_group
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import _DistributedBackendOptions  # type: ignore[attr-defined]
@@ -18,11 +19,13 @@ __all__ = ["register"]
 
 def _create(options: _DistributedBackendOptions, backend_options: Any) -> NetsimGroup:
     session = current_session()
-    if session is None:
+    ranks = list(options.global_ranks_in_group)
+    whole = None if ranks else (options.group_rank, options.group_size)
+    if session is None or (whole is not None and whole != (session.comm.rank, session.comm.world_size)):
         from exogym_core.torch_backend.server import connect
 
         session = connect(options.store, options.group_rank, options.group_size)
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    ranks = ranks or list(range(options.group_size))
     comm = session.comm if len(ranks) == session.comm.world_size and _is_first(session) else None
     if comm is None:
         comm = session.comm.group(ranks)
@@ -40,4 +43,5 @@ def _is_first(session: RankSession) -> bool:
 def register() -> None:
     """Make `netsim` known to torch.distributed; again is harmless."""
     if not is_registered("netsim"):
+        wrap_split_group(split_group)
         dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])

@@ -6,10 +6,8 @@ let in if it is the same user's. What travels there is as between a parent and i
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
-import multiprocessing.util
 import os
 import select
 import socket
@@ -74,11 +72,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
     block = RankBlock.alone(world, rank, channel, arena, _ended_run)
     comm = block.communicator(rank, RankState())
-    session = attach(comm, compute)
-    leave = functools.cache(lambda: _leave(session, block, rank))
-    atexit.register(leave)
-    multiprocessing.util.Finalize(None, leave, exitpriority=0)  # multiprocessing's children skip atexit
-    return session
+    return attach(comm, compute, functools.partial(_leave, block, channel, rank))
 
 
 def _ended_run(reason: str) -> BaseException:
@@ -87,8 +81,8 @@ def _ended_run(reason: str) -> BaseException:
     )
 
 
-def _leave(session: RankSession, block: RankBlock, rank: int) -> None:
-    """At the end of the rank's process: say whether its program has come to its own end."""
+def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> None:
+    """At the end of the rank's process or thread: say whether its program has come to its own end."""
     failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(failure, SystemExit) and failure.code in (None, 0):
         failure = None
@@ -103,6 +97,8 @@ def _leave(session: RankSession, block: RankBlock, rank: int) -> None:
         block.flush()
     except (ChannelClosed, NetsimError, Aborted):  # told by the simulation itself
         pass
+    finally:
+        channel.close()
 
 
 def _world(num_ranks: int) -> World:
@@ -126,12 +122,13 @@ def _start(store: Store, num_ranks: int) -> None:
         if threading.active_count() == 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _fork(listener, num_ranks, path)
         else:  # what other threads hold would be held for ever in a fork
-            subprocess.Popen(
+            simulation = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(listener.fileno()), str(num_ranks), path],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
             )
+            simulation.returncode = 0  # nobody waits for it
     store.set(_PATH, path)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import multiprocessing.util
 import os
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +23,7 @@ from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
@@ -42,6 +46,7 @@ class ComputeClock:
     kind: str = "live"
     factor: float = 1.0
     _last: float = 0.0
+    _spent: Callable[[], float] = field(default=time.process_time, repr=False)
     _flops: FlopCounterMode | None = field(default=None, repr=False)
 
     @classmethod
@@ -74,9 +79,10 @@ class ComputeClock:
             "utilisation) or 'marks' (only exogym_core.advance counts)"
         )
 
-    def start(self) -> None:
-        """The program computes from now on."""
-        self._last = time.process_time()
+    def start(self, is_process: bool = True) -> None:
+        """The program computes from now on; it has the whole process, or this thread alone."""
+        self._spent = time.process_time if is_process else time.thread_time
+        self._last = self._spent() if self.kind == "live" else 0.0
         if self.kind == "flops":
             self._flops = FlopCounterMode(display=False)
             self._flops.__enter__()  # type: ignore[no-untyped-call]
@@ -84,7 +90,7 @@ class ComputeClock:
     def take_seconds(self) -> float:
         """Virtual seconds of what has been computed since the last call of `go_on`."""
         if self.kind == "live":
-            return (time.process_time() - self._last) * self.factor
+            return (self._spent() - self._last) * self.factor
         if self._flops is not None:
             total = float(self._flops.get_total_flops())
             seconds, self._last = (total - self._last) * self.factor, total
@@ -94,7 +100,7 @@ class ComputeClock:
     def go_on(self) -> None:
         """What follows is the program's own again."""
         if self.kind == "live":
-            self._last = time.process_time()
+            self._last = self._spent()
 
 
 class RankSession:
@@ -105,7 +111,6 @@ class RankSession:
         self._uncharged: list[dist.Work] = []
         self._depth = 0
         self.has_world = False  # the default group has been made
-        compute.start()
 
     @contextmanager
     def call(self) -> Iterator[SimulatedCommunicator]:
@@ -153,19 +158,54 @@ class RankSession:
             self._uncharged.remove(work)
 
 
-_session: RankSession | None = None
+class _Here:
+    """Where sessions are found: a process is a rank, or each of its threads that has come by itself is one."""
+
+    def __init__(self) -> None:
+        self.of_process: RankSession | None = None
+        self.of_thread = threading.local()
 
 
-def attach(comm: SimulatedCommunicator, compute: ComputeClock) -> RankSession:
-    """Make `comm` this process's way to the simulation."""
-    global _session
-    _session = RankSession(comm, compute)
-    return _session
+_here = _Here()
+
+
+def attach(
+    comm: SimulatedCommunicator, compute: ComputeClock, leave: Callable[[RankSession], None] | None = None
+) -> RankSession:
+    """Make `comm` this process's way to the simulation; from another thread than the main one, that thread's.
+
+    `leave` is called with the session at the end of the process, or of the thread.
+    """
+    is_process = threading.current_thread() is threading.main_thread()
+    compute.start(is_process)
+    session = RankSession(comm, compute)
+    if is_process:
+        _here.of_process = session
+        if leave is not None:
+            once = functools.cache(functools.partial(leave, session))
+            atexit.register(once)
+            multiprocessing.util.Finalize(None, once, exitpriority=0)  # its children skip atexit
+    else:
+        _here.of_thread.session = session
+        if leave is not None:  # a thread's locals go with it
+            _here.of_thread.guard = _Guard(functools.partial(leave, session))
+    return session
+
+
+class _Guard:
+    """Calls something when it is dropped."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call()
 
 
 def current_session() -> RankSession | None:
-    """This process's session, if it takes part in a simulated run."""
-    return _session
+    """This thread's session, else this process's, if it takes part in a simulated run."""
+    own: RankSession | None = getattr(_here.of_thread, "session", None)
+    return own if own is not None else _here.of_process
 
 
 def advance(seconds: float) -> None:
@@ -174,8 +214,9 @@ def advance(seconds: float) -> None:
     Raises:
         InputError: negative or infinite seconds.
     """
-    if _session is not None:
-        with _session.call() as comm:
+    session = current_session()
+    if session is not None:
+        with session.call() as comm:
             comm.advance(seconds)
 
 

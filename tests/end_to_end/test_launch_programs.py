@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+FEATURES = re.compile(r"^([a-zA-Z]\w+) (-?[\d.]+)$", re.MULTILINE)
 LOSSES = re.compile(r"loss \d+ [\d.]+")
 
 
@@ -40,6 +41,19 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     if name == "ddp.py":  # once will do: four processes
         again = json.loads(launch(*options, "--replace-backend", "gloo", script, "gloo")[1].splitlines()[-1])
         assert again == report, "deterministic where nothing is measured, whatever it calls its backend"
+
+
+def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
+    """Hooks, sharded optimizers, meshes, tensor parallel, pipelines, checkpoints: gloo's results but for rounding."""
+    script = str(PROGRAMS / "features.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
+    real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True)
+    code, out, err = launch("-n", "4", "--compute", "marks", script, "netsim")
+    assert code == 0, err
+    told = [dict(FEATURES.findall(text)) for text in (real.stdout, out)]
+    assert len(told[0]) == 12, real.stderr
+    expected = {name: pytest.approx(float(value), rel=1e-4) for name, value in told[0].items()}
+    assert {name: float(value) for name, value in told[1].items()} == expected
 
 
 def test_every_call_gives_what_it_is_defined_to() -> None:
