@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exogym_core.app.launched import under_torchrun
 from exogym_core.app.tracking import open_loggers
 from exogym_core.cost.compute import Compute
+from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.names import seeded_name, visible
 from exogym_core.ranks.torchrun import agreed
 from exogym_core.results.fit_result import FitResult
@@ -264,7 +265,7 @@ def _arguments(experiment: Experiment, task: Task) -> dict[str, Any]:
     """Those of `fit` that the experiment says; under torchrun the network and the clock are the real ones."""
     given = experiment.fit_arguments()
     given.setdefault("val_size", _num_samples(task.validation))
-    if under_torchrun():
+    if under_torchrun() or is_at_rendezvous():
         for name in ("topology", "placement", "protocol", "compute"):
             given.pop(name, None)
         given["transport"] = "gloo"

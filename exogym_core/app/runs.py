@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exogym_core.app.launched import under_torchrun
+from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.names import visible
 from netsim.files.errors import InputError, NetsimError
 
@@ -118,7 +119,7 @@ def _is_follower(experiment: Experiment) -> bool:
     Raises:
         InputError: torchrun has started another number of processes than the experiment has workers.
     """
-    if not under_torchrun():
+    if not under_torchrun() or is_at_rendezvous():
         return False
     started, count = int(os.environ["WORLD_SIZE"]), experiment.settings.workers.count
     if started != count:

@@ -112,6 +112,7 @@ class CheckpointWriter:
         identity: of the run.
         world_size: number of ranks.
         resumed: what the run goes on from.
+        alone: a checkpoint is complete with one rank's part, and has what has come of the others' rows by then.
 
     Raises:
         InputError: another process makes checkpoints in the folder.
@@ -127,7 +128,9 @@ class CheckpointWriter:
         identity: Mapping[str, Any],
         world_size: int,
         resumed: StoredCheckpoint | None = None,
+        alone: bool = False,
     ) -> None:
+        self._is_alone = alone
         self._folder, self._identity, self._world_size = folder, identity, world_size
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
@@ -163,7 +166,8 @@ class CheckpointWriter:
             return
         arriving = self._arriving.setdefault(row["step"], _Arriving())
         arriving.files.update(row["checkpoint"])
-        arriving.lengths[marked.rank] = self._log.length(marked.rank)
+        ranks = range(self._world_size) if self._is_alone else [marked.rank]
+        arriving.lengths.update((rank, self._log.length(rank)) for rank in ranks)
         arriving.looks = max(arriving.looks, tuple(row.get("looks", (0, 0))))
         if len(arriving.lengths) == self._world_size:
             arriving.num_deposited = num_deposited

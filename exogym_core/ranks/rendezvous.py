@@ -24,7 +24,7 @@ from exogym_core.ranks.roster import Roster
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Meeting"]
 
@@ -32,6 +32,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
 _MOST_KEYS = 100_000
 _ROWS_AT_ONCE = 500
+_MOST_RUNS = 100  # that are remembered
 
 
 class _Notes:
@@ -128,11 +129,156 @@ class _RowLog:
         self._file.close()
 
 
+class _Run:
+    """One run's sites: who is connected, what they are told. Its methods are called under one lock."""
+
+    def __init__(self, name: str, num_sites: int, say: Callable[[str], None]) -> None:
+        self.name, self.num_sites = name, num_sites
+        self.connections: dict[tuple[int, int], Frames] = {}  # of a site's lanes
+        self._sessions: dict[tuple[int, int], str] = {}
+        self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
+        self._say_on = say
+        self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say)
+        self._notes, self._rows = _Notes(self._answer), _RowLog()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its sites were through with it."""
+        sites = self.roster.sites.values()
+        return any(info.has_ended for info in sites) and not any(
+            info.is_connected and not info.has_ended for info in sites
+        )
+
+    def welcome(self, frames: Frames, hello: Mapping[str, Any], now: float) -> tuple[int, int]:
+        """A process comes; returns its site and lane.
+
+        Raises:
+            ValueError: it is not let in; the text says why.
+        """
+        session, lane, site = str(hello["session"]), int(hello["lane"]), hello["site"]
+        if self.is_over and not any(info.session == session for info in self.roster.sites.values()):
+            raise ValueError(
+                "this run is over: its sites have done all their rounds; for another one name it, NETGYM_RUN=..., or "
+                "start the rendezvous anew"
+            )
+        if lane == 0:
+            site = self.roster.arrive(site, session, hello, now)
+        who = (int(site), lane)
+        earlier = self.connections.pop(who, None)
+        if earlier is not None:
+            earlier.close()
+        self.connections[who], self._sessions[who] = frames, session
+        about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
+        frames.send({"site": site, "num_sites": self.num_sites, **about})
+        return who
+
+    def leave(self, who: tuple[int, int], frames: Frames, now: float) -> None:
+        """A connection has ended."""
+        if self.connections.get(who) is not frames:
+            return
+        del self.connections[who]
+        self._watching.pop(who, None)
+        self._notes.forget_asker(who)
+        if who[1] == 0:
+            self.roster.depart(who[0], self._sessions[who], now)
+
+    def silent(self, now: float, seconds: float) -> list[Frames]:
+        """Connections of sites that have not been heard of for so long."""
+        found = []
+        for site, info in self.roster.sites.items():
+            if info.is_connected and now > info.heard + seconds:
+                found += [frames for who, frames in self.connections.items() if who[0] == site]
+                self._say(f"site {site} has been silent for {seconds:g} s: {info.where}")
+        return found
+
+    # --- what sites say -------------------------------------------------------------------------------------
+
+    def take(self, who: tuple[int, int], message: Mapping[str, Any], now: float) -> None:
+        """A message of a site."""
+        what, (site, lane), roster = message["say"], who, self.roster
+        if lane == 0:
+            roster.sites[site].heard = now
+        if what == "note":
+            self._notes.ask(who, int(message["id"]), message)
+        elif what == "pulse":
+            roster.sites[site].pulse = dict(message["pulse"])
+            self._answer(who, int(message["id"]), {"pulses": self._pulses(now)})
+        elif what == "rows":
+            self._rows.add(self._sessions[who], int(message["first"]), list(message["rows"]))
+            self._tell_rows()
+        elif what == "watch":
+            self._watching[who] = 0
+            self._tell_rows()
+        elif what == "clock":
+            if message.get("elapsed") is not None:
+                began = now - float(message["elapsed"])
+                roster.began = began if roster.began is None else min(began, roster.began)
+            self._answer(who, int(message["id"]), {"elapsed": roster.elapsed(now)})
+        elif what == "publish":
+            roster.publish(site, int(message["number"]), now)
+        elif what == "fetched":
+            roster.fetched(site, int(message["number"]), now)
+        elif what == "end":
+            roster.end(site, int(message["id"]), float(message["seconds"]), now)
+        elif what in ("join", "confirm", "fetch"):
+            getattr(roster, what)(site, int(message["id"]), message, now)
+
+    def _pulses(self, now: float) -> dict[str, Any]:
+        return {
+            str(info.site): {
+                **info.pulse,
+                "where": info.where,
+                "is_there": info.is_connected,
+                "has_ended": info.has_ended,
+                "silent": round(now - info.heard, 2),
+            }
+            for info in self.roster.sites.values()
+        }
+
+    def _tell_rows(self) -> None:
+        for who, start in list(self._watching.items()):
+            while start < len(self._rows):
+                rows = self._rows.rows(start, _ROWS_AT_ONCE)
+                start += len(rows)
+                self._watching[who] = start
+                self._send(who, {"push": "rows", "rows": rows})
+
+    # --- what they are told -----------------------------------------------------------------------------------
+
+    def _say(self, line: str) -> None:
+        self._say_on(line)
+        for who in list(self._watching):
+            self._send(who, {"push": "told", "line": line})
+
+    def _answer(self, who: tuple[int, int], question: int, told: Mapping[str, Any]) -> None:
+        self._send(who, {"id": question, **told})
+
+    def _send_site(self, site: int, message: Mapping[str, Any]) -> None:
+        """To its first lane; what concerns all of them, to all."""
+        for who in [who for who in self.connections if who[0] == site]:
+            if who[1] == 0 or "push" in message:
+                self._send(who, message)
+        if message.get("push") == "dissolved":
+            self._notes.forget(str(message["group"]))
+
+    def _send(self, who: tuple[int, int], message: Mapping[str, Any]) -> None:
+        frames = self.connections.get(who)
+        if frames is not None:
+            with contextlib.suppress(FramesEndedError):
+                frames.send(message)
+
+    def close(self) -> None:
+        """Nobody is let stay."""
+        for frames in self.connections.values():
+            frames.close()
+        self._rows.close()
+
+
 class Meeting:
     """A rendezvous that listens.
 
     Args:
-        num_sites: how many sites the run has.
+        num_sites: how many sites a run has.
         address: where to listen; port 0 takes one that is free.
         secret: known to the run's processes.
         silent_seconds: a site that has not been heard of for so long is lost.
@@ -153,15 +299,12 @@ class Meeting:
         silent_seconds: float = 10.0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._secret, self._silent_seconds, self._say = secret, silent_seconds, say
+        self._num_sites, self._secret = num_sites, secret
+        self._silent_seconds, self._say = silent_seconds, say
         self._lock = threading.RLock()
         self._ended = threading.Event()
-        self._connections: dict[tuple[int, int], Frames] = {}  # of a site's lanes
-        self._sessions: dict[tuple[int, int], str] = {}
-        self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
+        self._runs: dict[str, _Run] = {}
         self._num_greeted = 0
-        self._roster = Roster(num_sites, secrets.token_hex(4), self._send_site, say)
-        self._notes, self._rows = _Notes(self._answer), _RowLog()
         try:
             family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server(address, family=family)
@@ -183,17 +326,13 @@ class Meeting:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
-            connections = list(self._connections.values())
-        for connection in connections:
-            connection.close()
-        self._rows.close()
+            for run in self._runs.values():
+                run.close()
 
     def serve(self) -> None:
         """Until Ctrl-C, or somebody ends it."""
         with self:
             self._ended.wait()
-
-    # --- connections ----------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._ended.is_set():
@@ -223,13 +362,19 @@ class Meeting:
             self._listen(frames)
 
     def _listen(self, frames: Frames) -> None:
-        who, session = None, ""
+        run, who = None, None
         try:
             hello = frames.receive()
-            session = str(hello["session"])
-            who = self._welcome(frames, hello, session)
+            with self._lock:
+                run = self._run_named(str(hello["run"]))
+                try:
+                    who = run.welcome(frames, hello, time.monotonic())
+                except ValueError as error:
+                    frames.send({"refused": str(error)})
             while who is not None:
-                self._take(who, frames.receive())
+                message = frames.receive()
+                with self._lock:
+                    run.take(who, message, time.monotonic())
         except FramesEndedError:
             pass
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # somebody of other making
@@ -237,119 +382,33 @@ class Meeting:
         finally:
             frames.close()
             with self._lock:
-                if who is not None and self._connections.get(who) is frames:
-                    del self._connections[who]
-                    self._watching.pop(who, None)
-                    self._notes.forget_asker(who)
-                    if who[1] == 0:
-                        self._roster.depart(who[0], session, time.monotonic())
+                if run is not None and who is not None:
+                    run.leave(who, frames, time.monotonic())
 
-    def _welcome(self, frames: Frames, hello: Mapping[str, Any], session: str) -> tuple[int, int] | None:
-        now, lane = time.monotonic(), int(hello["lane"])
-        with self._lock:
-            try:
-                site = hello["site"]
-                if lane == 0:
-                    site = self._roster.arrive(site, session, hello, now)
-            except ValueError as error:
-                frames.send({"refused": str(error)})
-                return None
-            who = (int(site), lane)
-            earlier = self._connections.pop(who, None)
-            self._connections[who], self._sessions[who] = frames, session
-            frames.send(
-                {
-                    "site": site,
-                    "num_sites": self._roster.num_sites,
-                    "name": self._roster.name,
-                    "num_rows": self._rows.num_of(session),
-                }
+    def _run_named(self, name: str) -> _Run:
+        run = self._runs.get(name)
+        if run is not None:
+            return run
+        if len(self._runs) >= _MOST_RUNS:
+            oldest = next((each for each in self._runs.values() if not each.connections), None)
+            if oldest is not None:
+                oldest.close()
+                del self._runs[oldest.name]
+        others = [each for each in self._runs.values() if each.connections and not each.is_over]
+        for each in others:
+            self._say(
+                f"a site has come with another run ({visible(name, 60)}) than those who are here "
+                f"({visible(each.name, 60)}): if it belongs to them, its strategy, seed or settings differ from theirs"
             )
-        if earlier is not None:
-            earlier.close()
-        return who
-
-    # --- what sites say -------------------------------------------------------------------------------------
-
-    def _take(self, who: tuple[int, int], message: Mapping[str, Any]) -> None:
-        now, what, (site, lane) = time.monotonic(), message["say"], who
-        with self._lock:
-            roster = self._roster
-            if lane == 0:
-                roster.sites[site].heard = now
-            if what == "note":
-                self._notes.ask(who, int(message["id"]), message)
-            elif what == "pulse":
-                roster.sites[site].pulse = dict(message["pulse"])
-                self._answer(who, int(message["id"]), {"pulses": self._pulses(now)})
-            elif what == "rows":
-                self._rows.add(self._sessions[who], int(message["first"]), list(message["rows"]))
-                self._tell_rows()
-            elif what == "watch":
-                self._watching[who] = 0
-                self._tell_rows()
-            elif what == "clock":
-                if message.get("elapsed") is not None:
-                    began = now - float(message["elapsed"])
-                    roster.began = began if roster.began is None else min(began, roster.began)
-                self._answer(who, int(message["id"]), {"elapsed": roster.elapsed(now)})
-            elif what == "publish":
-                roster.publish(site, int(message["number"]), now)
-            elif what == "fetched":
-                roster.fetched(site, int(message["number"]), now)
-            elif what == "end":
-                roster.end(site, int(message["id"]), float(message["seconds"]), now)
-            elif what in ("join", "confirm", "fetch"):
-                getattr(roster, what)(site, int(message["id"]), message, now)
-
-    def _pulses(self, now: float) -> dict[str, Any]:
-        return {
-            str(info.site): {
-                **info.pulse,
-                "where": info.where,
-                "is_there": info.is_connected,
-                "has_ended": info.has_ended,
-                "silent": round(now - info.heard, 2),
-            }
-            for info in self._roster.sites.values()
-        }
-
-    def _tell_rows(self) -> None:
-        for who, start in list(self._watching.items()):
-            while start < len(self._rows):
-                rows = self._rows.rows(start, _ROWS_AT_ONCE)
-                start += len(rows)
-                self._watching[who] = start
-                self._send(who, {"push": "rows", "rows": rows})
-
-    # --- what they are told -----------------------------------------------------------------------------------
-
-    def _answer(self, who: tuple[int, int], question: int, told: Mapping[str, Any]) -> None:
-        self._send(who, {"id": question, **told})
-
-    def _send_site(self, site: int, message: Mapping[str, Any]) -> None:
-        """To its first lane; what concerns all of them, to all."""
-        lanes: Iterator[tuple[int, int]] = (who for who in list(self._connections) if who[0] == site)
-        for who in lanes:
-            if who[1] == 0 or "push" in message:
-                self._send(who, message)
-        if message.get("push") == "dissolved":
-            self._notes.forget(str(message["group"]))
-
-    def _send(self, who: tuple[int, int], message: Mapping[str, Any]) -> None:
-        frames = self._connections.get(who)
-        if frames is not None:
-            with contextlib.suppress(FramesEndedError):
-                frames.send(message)
+        run = self._runs[name] = _Run(name, self._num_sites, self._say)
+        return run
 
     def _keep_looking(self) -> None:
         while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
             now, silent = time.monotonic(), []
             with self._lock:
-                for site, info in self._roster.sites.items():
-                    if info.is_connected and now > info.heard + self._silent_seconds:
-                        silent += [frames for who, frames in self._connections.items() if who[0] == site]
-                        self._say(f"site {site} has been silent for {self._silent_seconds:g} s: {info.where}")
-                self._roster.look(now)
+                for run in self._runs.values():
+                    silent += run.silent(now, self._silent_seconds)
+                    run.roster.look(now)
             for frames in silent:
                 frames.close()  # its own thread tells that it is lost

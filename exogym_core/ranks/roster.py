@@ -291,7 +291,8 @@ class Roster:
         missing = sorted(set(self.sites) - set(members))
         without = f", without {_names(missing)}" if missing else ""
         what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
-        self._say(f"{what}: {_names(members)}{without}")
+        if meeting.number == START or members != self._present:
+            self._say(f"{what}: {_names(members)}{without}")
         attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
         for site in members:
             self._tell_present(site, meeting.come[site][0], meeting, attempt)

@@ -143,6 +143,9 @@ class Deposits:
         present = list(range(self._comm.world_size) if absence is None else absence.present)
         if self._strategy.num_servers:
             present = self._served(what)
+        if self._comm.members_change:  # nobody gathers models: who is lowest has the one that counts
+            what = what if self._comm.rank == min(present) else [each for each in what if each == "final"]
+            present = [self._comm.rank] if what else []
         if self._comm.rank not in present:
             return
         parameters = dict(self._model.named_parameters())

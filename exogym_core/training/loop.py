@@ -107,6 +107,8 @@ class Loop:
             self.start()
         else:
             self._resume(saved)
+        if self.comm.members_change and self.strategy.absence is not None:
+            self.strategy.absence.begin()  # before anybody looks: the others may be ahead by many rounds
         try:
             while (step := self._next_step()) is not None:
                 self.deposits.look(self.local_step)
@@ -190,7 +192,7 @@ class Loop:
     def _set_up(self) -> None:
         if not self.model.training:
             self.model.train()
-        if self.comm.world_size > 1:
+        if self.comm.world_size > 1 and not self.comm.members_change:
             with self.comm.off_clock():
                 broadcast_state(self.model, self.comm)
         self._learner = self._make_learner()

@@ -118,7 +118,9 @@ class Program:
         request, device = self.request, self.request.device_of(0)
         ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
         num_ranks = max(ranks.values())
-        if request.is_joining:
+        if request.is_apart:
+            num_ranks = 1
+        elif request.is_joining:
             num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
         with kept_rng(device), first_batch():
             return fitting_size(

@@ -14,6 +14,7 @@ import torch
 
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import collate_of
+from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.ranks.run import Transport, transport_named
 from exogym_core.ranks.spec import WorkerSpec
 from exogym_core.ranks.torchrun import torchrun_rank
@@ -73,7 +74,7 @@ class FitRequest(RunOptions):
         request._settle_servers()
         request._place_servers()
         request._settle_failures()
-        if torchrun_rank() is None:
+        if torchrun_rank() is None and not request.is_apart:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
         collate_of(request.dataloader_kwargs)
@@ -162,7 +163,12 @@ class FitRequest(RunOptions):
     @property
     def is_joining(self) -> bool:
         """Whether this process is one rank among others that torchrun has started."""
-        return self.carrier.joins_launchers and torchrun_rank() is not None
+        return self.carrier.joins_launchers and torchrun_rank() is not None and not self.is_apart
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this process is a site that meets others at a rendezvous."""
+        return self.carrier.joins_launchers and is_at_rendezvous()
 
     def device_of(self, rank: int) -> torch.device:
         """Where `rank` computes: the given device, one of `devices` in turn, else cuda, mps or cpu."""
@@ -230,6 +236,13 @@ def _minibatch(given: Any, batch_size: int) -> int:
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
     by_torchrun = transport_named(transport).joins_launchers and torchrun_rank() is not None
+    if by_torchrun and is_at_rendezvous():
+        if (num_local := int(os.environ["WORLD_SIZE"])) > 1:
+            raise InputError(
+                f"fit: torchrun has started {num_local} processes of this site, which meets others at a rendezvous; "
+                "start one process a site, or use DiLoCoOptimizer"
+            )
+        by_torchrun = False
     started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
     if started is not None and given not in (None, started):
         raise InputError(

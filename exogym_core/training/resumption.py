@@ -17,7 +17,7 @@ from exogym_core.training.options import OPTIONS
 if TYPE_CHECKING:
     from exogym_core.training.program import Program
 
-__all__ = ["begin_checkpoints", "find_resumed"]
+__all__ = ["begin_checkpoints", "find_resumed", "run_mark"]
 
 
 def find_resumed(program: Program) -> StoredCheckpoint | None:
@@ -46,34 +46,44 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
 def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> CheckpointWriter:
     """Give the prepared `program` its checkpoints, and return what completes them.
 
+    Of a site that meets others at a rendezvous they are its own.
+
     Raises:
         InputError: `resumed` is of another run; the line names what differs, with both values.
         RecordError: no folder can be made, or `resumed` is damaged.
     """
     request = program.request
-    name = type(request.strategy).__name__
-    options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
-    options |= request.strategy.arguments  # some are kept by parts of it only
     keeps = resumed is not None or request.checkpoint_interval is not None
-    identity = run_identity(
-        program.model,
-        name,
-        options,
-        request.num_ranks,
-        _settings(program),
-        program.data.fingerprint() if keeps else None,
-    )
+    identity = _identity(program, program.data.fingerprint() if keeps else None)
     if resumed is not None:
         resumed.check(identity)
         program.refuse_fewer_steps_than(resumed)
     folder = None
     if request.checkpoint_interval is not None:
         if request.resume_from is None:
-            folder = make_private_folder(Path(request.save_dir), request.run_name or name, numbered=False)
+            folder = make_private_folder(
+                Path(request.save_dir), request.run_name or type(request.strategy).__name__, numbered=False
+            )
         else:
             folder = resumed.path.parent if resumed is not None else Path(request.resume_from)
     program.checkpoints = RankCheckpoints(folder, request.checkpoint_interval, resumed)
-    return CheckpointWriter(folder, identity, request.num_ranks, resumed)
+    return CheckpointWriter(folder, identity, request.num_ranks, resumed, alone=request.is_apart)
+
+
+def run_mark(program: Program) -> str:
+    """A short text that is equal on sites that train the same, and on no others."""
+    identity = _identity(program, None)
+    settings = {name: value for name, value in identity["settings"].items() if not name.startswith("device")}
+    text = json.dumps({**identity, "settings": settings}, sort_keys=True)
+    return f"{identity['strategy']} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _identity(program: Program, training_set: str | None) -> dict[str, Any]:
+    request = program.request
+    options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
+    options |= request.strategy.arguments  # some are kept by parts of it only
+    name, settings = type(request.strategy).__name__, _settings(program)
+    return run_identity(program.model, name, options, request.num_ranks, settings, training_set)
 
 
 def _settings(program: Program) -> dict[str, Any]:

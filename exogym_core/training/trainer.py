@@ -14,6 +14,7 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.results.history import RowRecorder
 from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
+from exogym_core.training.apart import fit_apart
 from exogym_core.training.joined import fit_joined
 from exogym_core.training.logs import make_loggers
 from exogym_core.training.options import OPTIONS, RunOptions, open_device
@@ -246,6 +247,9 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
 
 def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[str, Any]], None]]) -> None:
     """Run all ranks and fill `result`; listeners are told of rows, besides those that the request names."""
+    if program.request.is_apart:
+        _conclude(fit_apart(program, result, listeners), result)
+        return
     if program.request.is_joining:
         _conclude(fit_joined(program, result, listeners), result)
         return

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import hmac
 import math
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -19,7 +18,7 @@ from exogym_core.communicator.elastic.store import LinkStore
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
-from exogym_core.frames import parse_address
+from exogym_core.meeting_place import MeetingPlace
 from exogym_core.plain import packed, unpacked
 from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError
@@ -31,22 +30,14 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
 
-__all__ = ["RENDEZVOUS", "SITE", "SiteCommunicator", "is_at_rendezvous"]
+__all__ = ["SiteCommunicator"]
 
 T = TypeVar("T")
-
-RENDEZVOUS, SITE = "NETGYM_RENDEZVOUS", "NETGYM_SITE"
-"""Variables: where the rendezvous is, as host:port; and which site this process is (else the rendezvous says)."""
 
 _CONNECTING_SECONDS = 20.0  # until all members of a group have connected to each other
 _PART_BYTES = 32 << 20  # of a state, at once: each part has its own time-out
 _PART_SECONDS = 120.0
 _BROKEN = (ConnectionLostError, DeadlockError)
-
-
-def is_at_rendezvous() -> bool:
-    """Whether this process is a site that meets others at a rendezvous."""
-    return bool(os.environ.get(RENDEZVOUS))
 
 
 class _Hurried:
@@ -108,22 +99,24 @@ class SiteCommunicator(GlooCommunicator):
     def from_environment(  # type: ignore[override]
         cls,
         *,
+        run: str = "",
         on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
         patience_seconds: float = 600.0,
     ) -> SiteCommunicator:
         """That of the site which NETGYM_RENDEZVOUS and NETGYM_SITE tell of.
 
+        Args:
+            run: what distinguishes this run from others at the same rendezvous, besides NETGYM_RUN.
+            on_mark: receives what is marked.
+            patience_seconds: how long the rendezvous may be away.
+
         Raises:
-            InputError: a variable is missing or wrong, or the secrets differ.
+            InputError: a variable is missing or wrong, the secrets differ, or the rendezvous has no place for it.
             RankError: there is no rendezvous for `patience_seconds`.
         """
-        address = os.environ.get(RENDEZVOUS, "")
-        site = os.environ.get(SITE, "")
-        if site and not site.isdecimal():
-            raise InputError(f"environment: {SITE}={site!r} is no number of a site: write 0, 1, ...")
-        secret = shared_secret()
-        where = parse_address(address, f"environment: {RENDEZVOUS}")
-        link = SiteLink(where, secret, int(site) if site else None, patience_seconds=patience_seconds)
+        place, secret = MeetingPlace.from_environment(), shared_secret()
+        name = " ".join(filter(None, [place.run, run]))
+        link = SiteLink(place.address, secret, place.site, run=name, patience_seconds=patience_seconds)
         return cls(link, secret, on_mark)
 
     def __enter__(self) -> Self:

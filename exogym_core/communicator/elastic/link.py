@@ -45,10 +45,12 @@ class SiteLink:
         secret: known to the run's processes.
         site: this process's; None: the rendezvous says which.
         lane: its place among the processes of its site.
+        run: which run this is, where one rendezvous sees several.
         patience_seconds: how long the rendezvous may be away, or not be there yet.
 
     Attributes:
-        on_push: called in the link's thread with what the rendezvous asks of this process.
+        on_push: called in the link's thread with what the rendezvous asks of this process,
+        on_told: and with what it tells people.
         site, num_sites: as agreed.
         pulses: of all sites, as last heard: step, round, place, where, is_there, has_ended, silent.
         where: what people call this process.
@@ -65,11 +67,13 @@ class SiteLink:
         site: int | None,
         *,
         lane: int = 0,
+        run: str = "",
         patience_seconds: float = 600.0,
     ) -> None:
         self._address, self._secret = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
-        self.site, self.lane, self.num_sites = site, lane, 0
+        self.on_told: Callable[[str], None] = lambda line: None
+        self.site, self.lane, self.run, self.num_sites = site, lane, run, 0
         self._patience_seconds = patience_seconds
         self.session = secrets.token_hex(8)
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
@@ -88,8 +92,8 @@ class SiteLink:
         self._failure: Exception | None = None
         self._frames = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
-        for run, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
-            threading.Thread(target=run, name=name, daemon=True).start()
+        for body, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
+            threading.Thread(target=body, name=name, daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -147,7 +151,7 @@ class SiteLink:
             self._pulse |= {name: row[name] for name in ("step", "round") if name in row}
 
     def watch(self, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
-        """Have `on_row(site, row)` called, in the link's thread, for every row of the run from its start."""
+        """Have `on_row(site, row)` called, in the link's thread, for all rows of the run but this process's."""
         self._on_row = on_row
         self.tell("watch")
 
@@ -195,6 +199,7 @@ class SiteLink:
                         "session": self.session,
                         "site": self.site,
                         "lane": self.lane,
+                        "run": self.run,
                         "where": self.where,
                     }
                     frames.send({**hello, **self._remembered})
@@ -260,13 +265,17 @@ class SiteLink:
                 question.answered.set()
         elif message["push"] == "rows":
             self._take_rows(message["rows"])
+        elif message["push"] == "told":
+            self.on_told(str(message["line"]))
         else:
             self.on_push(message)
 
     def _take_rows(self, rows: list[str]) -> None:
         for text in rows:
             known = json.loads(text)
-            if known["number"] >= self._num_seen[known["session"]] and self._on_row is not None:
+            if known["session"] == self.session or self._on_row is None:
+                continue
+            if known["number"] >= self._num_seen[known["session"]]:
                 self._num_seen[known["session"]] = known["number"] + 1
                 self._on_row(known["site"], known["row"])
 

@@ -1,0 +1,45 @@
+"""Where sites of a run meet, as the environment tells; known without importing torch."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from exogym_core.frames import parse_address
+from netsim.files.errors import InputError
+
+__all__ = ["MeetingPlace", "is_at_rendezvous"]
+
+_RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
+
+
+def is_at_rendezvous() -> bool:
+    """Whether this process is a site that meets others at a rendezvous."""
+    return bool(os.environ.get(_RENDEZVOUS))
+
+
+class MeetingPlace(NamedTuple):
+    """What a site is told of its rendezvous.
+
+    Attributes:
+        address: host and port, of NETGYM_RENDEZVOUS.
+        site: which one this process is, of NETGYM_SITE; None: the rendezvous says.
+        run: a name for the run, of NETGYM_RUN, where the same rendezvous sees the same run several times.
+    """
+
+    address: tuple[str, int]
+    site: int | None
+    run: str
+
+    @classmethod
+    def from_environment(cls) -> MeetingPlace:
+        """As the variables say.
+
+        Raises:
+            InputError: one is missing, or wrong.
+        """
+        address, site = os.environ.get(_RENDEZVOUS, ""), os.environ.get(_SITE, "")
+        if site and not site.isdecimal():
+            raise InputError(f"environment: {_SITE}={site!r} is no number of a site: write 0, 1, ...")
+        where = parse_address(address, f"environment: {_RENDEZVOUS}")
+        return cls(where, int(site) if site else None, os.environ.get(_RUN, ""))

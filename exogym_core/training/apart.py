@@ -1,0 +1,199 @@
+"""`fit` as a site that meets others at a rendezvous: every site looks on for itself, and has what all have told.
+
+Rows of all sites come to every site by way of the rendezvous, so each keeps the whole run on its own disk. The lowest
+of those present has the models judged and tells the others what came of it: when it dies, the next one does so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.elastic.communicator import SiteCommunicator
+from exogym_core.names import visible
+from exogym_core.ranks.rng import RandomStates
+from exogym_core.results.history import RowRecorder
+from exogym_core.training.background import BackgroundObserver
+from exogym_core.training.logs import make_loggers
+from exogym_core.training.resumption import begin_checkpoints, find_resumed, run_mark
+from netsim.files.errors import InputError
+from netsim.ranks.kernel import StampedRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from exogym_core.results.fit_result import FitResult
+    from exogym_core.training.program import Program
+
+    _Listener = Callable[[Mapping[str, Any]], None]
+
+__all__ = ["fit_apart"]
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+_LAST_ROWS_SECONDS = 60.0  # for the last rows of the others
+
+
+class _SiteWatch:
+    """What a site does with what all sites mark, and with what it deposits itself."""
+
+    def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
+        resumed = find_resumed(program)
+        program.prepare()
+        request = program.request
+        self._writer = begin_checkpoints(program, resumed)
+        self._loggers = make_loggers(request, program.model, program.checkpoints.home)
+        told = [*listeners, *(logger.event for logger in self._loggers)]
+        if request.on_event is not None:
+            told.append(request.on_event)
+        self._result, self._recorder = result, RowRecorder(result, False, told, "wall_seconds")
+        self._observed: deque[Mapping[str, Any]] = deque()  # by this site, in its observer's thread
+        self._lock = threading.Lock()
+        self._failure: Exception | None = None
+        self._observer = program.observer(self._observed.append, self._writer.observed)
+        self._looking = BackgroundObserver(self._observer, request.workers.intra_op_threads)
+        self._last_step: dict[int, int] = {}
+        self._judged: set[int] = set()  # the steps of evaluations that have been taken in
+        self._is_through: set[int] = set()
+        self._tell: Callable[[Mapping[str, Any]], None] = lambda row: None
+        for seen in self._writer.observed:
+            self._judged.add(seen["step"])
+            self._recorder.observe(seen)
+        for site, row in self._writer.journal.past_rows():
+            self._take(site, row)
+
+    def connect(self, comm: SiteCommunicator) -> None:
+        """Hear what the others tell, and tell them what is seen here."""
+        self._tell = comm.link.mark
+        self.site = comm.rank
+        comm.observed_by(lambda note, tensors: self._looking.take(self.site, note, tensors))
+        comm.link.on_told = lambda line: print(
+            f"rendezvous: {visible(line, 500)}", file=sys.stderr, flush=True
+        )
+        comm.link.watch(self.hear)
+
+    def mark(self, row: Mapping[str, Any]) -> None:
+        """A row of this site."""
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            if "checkpoint" in row:
+                self._writer.journal.mark(self.site, row)
+                self._writer.add(_stamped(self.site, row), self._looking.num_given)
+            else:
+                self._take(self.site, row)
+                self._tell(row)
+            self._settle()
+
+    def hear(self, site: int, row: Mapping[str, Any]) -> None:
+        """A row of another process, in the link's thread."""
+        try:
+            with self._lock:
+                if "observed" in row:
+                    self._observe(row["observed"])
+                elif "through" in row:
+                    self._is_through.add(site)
+                else:
+                    self._take(site, row)
+        except Exception as failure:  # told where this site marks next
+            self._failure = failure
+
+    def _take(self, site: int, row: Mapping[str, Any]) -> None:
+        """Of steps that were done again after a stop, the first time counts."""
+        if "loss" in row:
+            if row["step"] <= self._last_step.get(site, 0):
+                return
+            self._last_step[site] = row["step"]
+        self._writer.journal.mark(site, row)
+        self._recorder.add(_stamped(site, row))
+
+    def _observe(self, row: Mapping[str, Any]) -> None:
+        if row["step"] not in self._judged:
+            self._judged.add(row["step"])
+            self._recorder.observe(row)
+            self._writer.add_observed(row)
+
+    def _settle(self) -> None:
+        num_taken = self._looking.num_taken  # first: what is told after it is of no harm
+        while self._observed:
+            row = self._observed.popleft()
+            self._observe(row)
+            self._tell({"observed": row})
+        self._writer.settle(num_taken)
+
+    def finish(self, comm: SiteCommunicator, present: Sequence[int]) -> None:
+        """This site has done its rounds: wait for what it judges, and for the last rows of those who were there."""
+        final = self._looking.finish()
+        with self._lock:
+            self._settle()
+            self._tell({"through": True})
+        comm.link.send_rows()
+        until = time.monotonic() + _LAST_ROWS_SECONDS
+        while time.monotonic() < until and any(self._is_awaited(comm, site) for site in present):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._result.mean_state, self._result.judged_state = final.mean, final.judged
+
+    def _is_awaited(self, comm: SiteCommunicator, site: int) -> bool:
+        if site == self.site or site in self._is_through:
+            return False
+        pulse = comm.link.pulses.get(str(site), {})
+        return bool(pulse.get("is_there", True)) and not pulse.get("has_ended", False)
+
+    def close(self, failed: bool) -> None:
+        """Keep what was done, and let go of everything."""
+        if failed:
+            self._looking.abandon()
+        with self._lock:
+            self._tell = lambda row: None
+            self._settle()
+            self._recorder.finish()
+            self._writer.close()
+        self._writer.release()
+        self._observer.close()
+        for logger in self._loggers:
+            logger.close()
+
+
+def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
+    """Train as this site and fill `result`; returns what the user should be warned of.
+
+    Raises:
+        InputError: the strategy waits for everybody, or the rendezvous has another number of sites.
+        RankError: the rendezvous stays away.
+    """
+    request, before = program.request, RandomStates.of_process()
+    if request.strategy.absence is None:
+        raise InputError(
+            f"fit: {type(request.strategy).__name__} waits for every rank, and sites that meet at a rendezvous come "
+            "and go; use one with time-outs, such as DiLoCo with averaging_timeout"
+        )
+    watch, failed = _SiteWatch(program, result, listeners), True
+    resumed = program.checkpoints.resumed
+    result.resumed_step = 0 if resumed is None else resumed.step
+    result.checkpoint_folder = program.checkpoints.folder
+    result.minibatch_size = program.request.minibatch_size
+    try:
+        with SiteCommunicator.from_environment(run=run_mark(program), on_mark=watch.mark) as comm:
+            if comm.world_size != request.num_nodes:
+                raise InputError(
+                    f"fit: num_nodes is {request.num_nodes}, but the rendezvous is for {comm.world_size} sites; make "
+                    "them equal"
+                )
+            watch.connect(comm)
+            RandomStates(request.seed, comm.rank).load()
+            outcome = program(comm)
+            result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
+            watch.finish(
+                comm, result.averaged_ranks[max(result.averaged_ranks)] if result.averaged_ranks else []
+            )
+        failed = False
+    finally:
+        before.load()
+        watch.close(failed)
+    return outcome.remarks
+
+
+def _stamped(site: int, row: Mapping[str, Any]) -> StampedRow:
+    return StampedRow(site, float(row.get("wall_seconds", 0.0)), 0.0, 0.0, row)
