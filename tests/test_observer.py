@@ -97,6 +97,8 @@ def deposits_of(num_ranks, steps=(0, 2, 4)):
     """What ranks of a run hand over, without a run."""
 
     class Comm:
+        members_change = False
+
         def __init__(self, rank):
             self.rank, self.world_size, self.told = rank, num_ranks, []
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import click
 
+from exogym_core.app.common_options import debug_flag, plain_json
 from exogym_core.frames import parse_address
 from exogym_core.names import visible_text
 from exogym_core.ranks.rendezvous import Meeting
@@ -33,7 +35,9 @@ __all__ = ["rendezvous"]
     show_default=True,
     help="A site that has not been heard of for so long is lost.",
 )
-def rendezvous(sites: int, listen: str, silent: float) -> None:
+@plain_json
+@debug_flag
+def rendezvous(sites: int, listen: str, silent: float, as_json: bool) -> None:
     """Let sites meet that may die, hang, come late and come again; it outlives them and holds no model.
 
     A site is a process, or a torchrun group, started with NETGYM_RENDEZVOUS=HOST:PORT and the same secret; see
@@ -42,10 +46,14 @@ def rendezvous(sites: int, listen: str, silent: float) -> None:
     began = time.monotonic()
 
     def say(line: str) -> None:
-        click.echo(f"{time.monotonic() - began:8.1f} s  {visible_text(line)}")
+        click.echo(f"{time.monotonic() - began:8.1f} s  {visible_text(line)}", err=as_json)
 
     meeting = Meeting(sites, parse_address(listen, "--listen"), shared_secret(), silent, say)
     host, port = meeting.address
     told = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     say(f"listening for {sites} sites; start each with NETGYM_RENDEZVOUS={told}")
-    meeting.serve()
+    try:
+        meeting.serve()
+    finally:
+        if as_json:
+            click.echo(json.dumps({"address": told, "sites": sites, "runs": meeting.told()}))

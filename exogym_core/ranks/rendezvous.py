@@ -129,7 +129,7 @@ class _RowLog:
         self._file.close()
 
 
-class _Run:
+class _SitesOfRun:
     """One run's sites: who is connected, what they are told. Its methods are called under one lock."""
 
     def __init__(self, name: str, num_sites: int, say: Callable[[str], None]) -> None:
@@ -156,7 +156,11 @@ class _Run:
             ValueError: it is not let in; the text says why.
         """
         session, lane, site = str(hello["session"]), int(hello["lane"]), hello["site"]
-        if self.is_over and not any(info.session == session for info in self.roster.sites.values()):
+        if (
+            self.is_over
+            and not hello.get("resumed")
+            and not any(info.session == session for info in self.roster.sites.values())
+        ):
             raise ValueError(
                 "this run is over: its sites have done all their rounds; for another one name it, NETGYM_RUN=..., or "
                 "start the rendezvous anew"
@@ -202,7 +206,7 @@ class _Run:
             self._notes.ask(who, int(message["id"]), message)
         elif what == "pulse":
             roster.sites[site].pulse = dict(message["pulse"])
-            self._answer(who, int(message["id"]), {"pulses": self._pulses(now)})
+            self._answer(who, int(message["id"]), {"pulses": self.pulses(now)})
         elif what == "rows":
             self._rows.add(self._sessions[who], int(message["first"]), list(message["rows"]))
             self._tell_rows()
@@ -223,7 +227,8 @@ class _Run:
         elif what in ("join", "confirm", "fetch"):
             getattr(roster, what)(site, int(message["id"]), message, now)
 
-    def _pulses(self, now: float) -> dict[str, Any]:
+    def pulses(self, now: float) -> dict[str, Any]:
+        """What each site last told of itself."""
         return {
             str(info.site): {
                 **info.pulse,
@@ -303,7 +308,7 @@ class Meeting:
         self._silent_seconds, self._say = silent_seconds, say
         self._lock = threading.RLock()
         self._ended = threading.Event()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _SitesOfRun] = {}
         self._num_greeted = 0
         try:
             family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
@@ -328,6 +333,14 @@ class Meeting:
         with self._lock:
             for run in self._runs.values():
                 run.close()
+
+    def told(self) -> list[dict[str, Any]]:
+        """Each run that there was: `run`, `rounds` that were done, and `sites` with how far they got."""
+        with self._lock:
+            return [
+                {"run": run.name, "rounds": max(run.roster.newest, 0), "sites": run.pulses(time.monotonic())}
+                for run in self._runs.values()
+            ]
 
     def serve(self) -> None:
         """Until Ctrl-C, or somebody ends it."""
@@ -385,7 +398,7 @@ class Meeting:
                 if run is not None and who is not None:
                     run.leave(who, frames, time.monotonic())
 
-    def _run_named(self, name: str) -> _Run:
+    def _run_named(self, name: str) -> _SitesOfRun:
         run = self._runs.get(name)
         if run is not None:
             return run
@@ -400,7 +413,7 @@ class Meeting:
                 f"a site has come with another run ({visible(name, 60)}) than those who are here "
                 f"({visible(each.name, 60)}): if it belongs to them, its strategy, seed or settings differ from theirs"
             )
-        run = self._runs[name] = _Run(name, self._num_sites, self._say)
+        run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say)
         return run
 
     def _keep_looking(self) -> None:

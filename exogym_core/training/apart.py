@@ -14,25 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.elastic.communicator import SiteCommunicator
 from exogym_core.names import visible
+from exogym_core.ranks.gloo_ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.results.history import RowRecorder
 from exogym_core.training.background import BackgroundObserver
 from exogym_core.training.logs import make_loggers
 from exogym_core.training.resumption import begin_checkpoints, find_resumed, run_mark
 from netsim.files.errors import InputError
-from netsim.ranks.kernel import StampedRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.results.fit_result import FitResult
     from exogym_core.training.program import Program
+    from netsim.ranks.kernel import StampedRow
 
     _Listener = Callable[[Mapping[str, Any]], None]
 
 __all__ = ["fit_apart"]
 
 _SECONDS_BETWEEN_LOOKS = 0.05
+_LOST_ROUNDS = (
+    2  # rows of a round that are not here when one so much later is whole were lost with their site
+)
 _LAST_ROWS_SECONDS = 60.0  # for the last rows of the others
 
 
@@ -55,18 +59,21 @@ class _SiteWatch:
         self._observer = program.observer(self._observed.append, self._writer.observed)
         self._looking = BackgroundObserver(self._observer, request.workers.intra_op_threads)
         self._last_step: dict[int, int] = {}
+        self._rounds = _RoundsInOrder()
         self._judged: set[int] = set()  # the steps of evaluations that have been taken in
         self._is_through: set[int] = set()
         self._tell: Callable[[Mapping[str, Any]], None] = lambda row: None
+        self._send_rows: Callable[[], None] = lambda: None
         for seen in self._writer.observed:
             self._judged.add(seen["step"])
             self._recorder.observe(seen)
-        for site, row in self._writer.journal.past_rows():
+        past = self._writer.journal.past_rows()
+        for site, row in sorted(past, key=lambda each: (each[1].get("step", 0), each[0])):
             self._take(site, row)
 
     def connect(self, comm: SiteCommunicator) -> None:
         """Hear what the others tell, and tell them what is seen here."""
-        self._tell = comm.link.mark
+        self._tell, self._send_rows = comm.link.mark, comm.link.send_rows
         self.site = comm.rank
         comm.observed_by(lambda note, tensors: self._looking.take(self.site, note, tensors))
         comm.link.on_told = lambda line: print(
@@ -86,6 +93,8 @@ class _SiteWatch:
                 self._take(self.site, row)
                 self._tell(row)
             self._settle()
+        if "averaged_ranks" in row:  # a round that is over is known to all, whatever happens next
+            self._send_rows()
 
     def hear(self, site: int, row: Mapping[str, Any]) -> None:
         """A row of another process, in the link's thread."""
@@ -107,7 +116,8 @@ class _SiteWatch:
                 return
             self._last_step[site] = row["step"]
         self._writer.journal.mark(site, row)
-        self._recorder.add(_stamped(site, row))
+        for whose, each in self._rounds.add(site, row):
+            self._recorder.add(_stamped(whose, each))
 
     def _observe(self, row: Mapping[str, Any]) -> None:
         if row["step"] not in self._judged:
@@ -148,12 +158,62 @@ class _SiteWatch:
         with self._lock:
             self._tell = lambda row: None
             self._settle()
+            for site, row in self._rounds.rest():
+                self._recorder.add(_stamped(site, row))
             self._recorder.finish()
             self._writer.close()
         self._writer.release()
         self._observer.close()
         for logger in self._loggers:
             logger.close()
+
+
+class _RoundsInOrder:
+    """Rows of sites come one round after the other, whole: they may be late on their way, or lost with their site."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by round
+        self._ends: dict[int, dict[int, Mapping[str, Any]]] = {}  # rows of a round's end, by round and site
+        self._num_over = 0
+
+    def add(self, site: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Take in a row; gives those whose turn it is."""
+        number = row.get("round")
+        if number is None:
+            yield site, row
+            return
+        if number <= self._num_over:
+            return
+        self._waiting.setdefault(number, []).append((site, row))
+        if "averaged_ranks" in row:
+            self._ends.setdefault(number, {})[site] = row
+        while (turn := self._next()) is not None:
+            yield from self._given(turn)
+
+    def _next(self) -> int | None:
+        """The first round that waits, if all of it is here, or if it will never be."""
+        first = min(self._waiting, default=0)
+        if not first:
+            return None
+        is_lost = any(self._is_whole(number) for number in self._ends if number >= first + _LOST_ROUNDS)
+        return first if self._is_whole(first) or is_lost else None
+
+    def _is_whole(self, number: int) -> bool:
+        ends = self._ends.get(number, {})
+        return any(all(site in ends for site in row["averaged_ranks"]) for row in ends.values())
+
+    def _given(self, number: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        rows, ends = self._waiting.pop(number), self._ends.pop(number, {})
+        self._num_over = number
+        known = sorted(ends)
+        for site, row in sorted(rows, key=lambda each: (each[1]["step"], each[0])):
+            is_cut = "averaged_ranks" in row and any(other not in ends for other in row["averaged_ranks"])
+            yield site, {**row, "averaged_ranks": known} if is_cut else row
+
+    def rest(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """No more rows will come: gives what is here."""
+        for number in sorted(self._waiting):
+            yield from self._given(number)
 
 
 def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
@@ -175,7 +235,8 @@ def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener
     result.checkpoint_folder = program.checkpoints.folder
     result.minibatch_size = program.request.minibatch_size
     try:
-        with SiteCommunicator.from_environment(run=run_mark(program), on_mark=watch.mark) as comm:
+        where: Any = {"run": run_mark(program), "resumed": resumed is not None}
+        with SiteCommunicator.from_environment(**where, on_mark=watch.mark) as comm:
             if comm.world_size != request.num_nodes:
                 raise InputError(
                     f"fit: num_nodes is {request.num_nodes}, but the rendezvous is for {comm.world_size} sites; make "
@@ -196,4 +257,4 @@ def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener
 
 
 def _stamped(site: int, row: Mapping[str, Any]) -> StampedRow:
-    return StampedRow(site, float(row.get("wall_seconds", 0.0)), 0.0, 0.0, row)
+    return untimed_row(site, row)._replace(virtual_seconds=float(row.get("wall_seconds", 0.0)))

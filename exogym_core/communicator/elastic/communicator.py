@@ -100,6 +100,7 @@ class SiteCommunicator(GlooCommunicator):
         cls,
         *,
         run: str = "",
+        resumed: bool = False,
         on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
         patience_seconds: float = 600.0,
     ) -> SiteCommunicator:
@@ -107,6 +108,7 @@ class SiteCommunicator(GlooCommunicator):
 
         Args:
             run: what distinguishes this run from others at the same rendezvous, besides NETGYM_RUN.
+            resumed: this process has a state to go on from, though all others may be through with the run.
             on_mark: receives what is marked.
             patience_seconds: how long the rendezvous may be away.
 
@@ -116,7 +118,9 @@ class SiteCommunicator(GlooCommunicator):
         """
         place, secret = MeetingPlace.from_environment(), shared_secret()
         name = " ".join(filter(None, [place.run, run]))
-        link = SiteLink(place.address, secret, place.site, run=name, patience_seconds=patience_seconds)
+        link = SiteLink(
+            place.address, secret, place.site, run=name, resumed=resumed, patience_seconds=patience_seconds
+        )
         return cls(link, secret, on_mark)
 
     def __enter__(self) -> Self:

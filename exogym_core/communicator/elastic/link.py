@@ -46,6 +46,7 @@ class SiteLink:
         site: this process's; None: the rendezvous says which.
         lane: its place among the processes of its site.
         run: which run this is, where one rendezvous sees several.
+        resumed: this process has a state to go on from, though all others may be through with the run.
         patience_seconds: how long the rendezvous may be away, or not be there yet.
 
     Attributes:
@@ -68,6 +69,7 @@ class SiteLink:
         *,
         lane: int = 0,
         run: str = "",
+        resumed: bool = False,
         patience_seconds: float = 600.0,
     ) -> None:
         self._address, self._secret = address, secret
@@ -78,16 +80,18 @@ class SiteLink:
         self.session = secrets.token_hex(8)
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
-        self._remembered: dict[str, Any] = {}  # what a rendezvous that has forgotten it must be told
+        self._remembered: dict[str, Any] = {
+            "resumed": resumed
+        }  # what a rendezvous that has forgotten it must be told
         self._questions: dict[int, _Question] = {}
         self._num_questions = 0
         self._pulse: dict[str, Any] = {}
         self._delay = 0.0
         self._rows: list[str] = []  # this process's own
-        self._num_rows_sent = 0
+        self._num_rows_sent = self._num_rows_known = 0
         self._on_row: Callable[[int, Mapping[str, Any]], None] | None = None
         self._num_seen: Counter[str] = Counter()  # rows of each session
-        self._lock = threading.RLock()
+        self._lock, self._sending = threading.RLock(), threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
         self._failure: Exception | None = None
         self._frames = self._connected(time.monotonic() + patience_seconds)
@@ -161,11 +165,12 @@ class SiteLink:
 
     def send_rows(self) -> None:
         """Send the rows that have not been sent."""
-        with self._lock:
-            first, rows = self._num_rows_sent, self._rows[self._num_rows_sent :]
-            self._num_rows_sent = len(self._rows)
-        for start in range(0, len(rows), 500):
-            self.tell("rows", first=first + start, rows=rows[start : start + 500])
+        with self._sending:  # two threads do this, and rows stay in order
+            with self._lock:
+                first, rows = self._num_rows_sent, self._rows[self._num_rows_sent :]
+                self._num_rows_sent = len(self._rows)
+            for start in range(0, len(rows), 500):
+                self.tell("rows", first=first + start, rows=rows[start : start + 500])
 
     def _keep_telling(self) -> None:
         last = 0.0
@@ -229,7 +234,7 @@ class SiteLink:
             frames.close()
             raise InputError(f"rendezvous {visible(host)}:{port}: {visible(welcome['refused'], 300)}")
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
-        self._num_rows_sent = int(welcome["num_rows"])
+        self._num_rows_known = int(welcome["num_rows"])
         return frames
 
     def _listen(self) -> None:
@@ -244,7 +249,9 @@ class SiteLink:
                 return
             self._is_up.clear()
             try:
-                self._frames = self._connected(time.monotonic() + self._patience_seconds)
+                found = self._connected(time.monotonic() + self._patience_seconds)
+                with self._sending:
+                    self._frames, self._num_rows_sent = found, self._num_rows_known
             except Exception as error:
                 self._failure = error
                 return

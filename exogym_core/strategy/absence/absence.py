@@ -104,8 +104,11 @@ class Absence:
             self._catch_up(self.number, self.number)
             self.present = present
             return
-        if state[0] != self.number or self.number == 0:
-            self.number, tensors = state
+        number, tensors = state
+        if number != self.number:
+            self._news = {"missed_round": self.number, "back_in_round": number + 1}
+        if number != self.number or number == 0:
+            self.number = number
             _unpack(self._outer, tensors)
         self.present = present
         self._comm.publish(self.number, _packed(self._outer))

@@ -1,0 +1,138 @@
+"""Experiments trained by sites that meet at a rendezvous: one is killed, one comes late, and all keep the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERIMENT = """\
+name: apart
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: 3, kind: threads}
+device: cpu
+topology: two-datacenters
+compute: 50 ms
+steps: STEPS
+batch_size: 4
+evaluate: {every: 50, samples: 32}
+checkpoint: {every: 5}
+strategies:
+  - {name: DiLoCo, H: 5, averaging_timeout: 30 s, timeout_waiting_for_peers: 30 s}
+"""
+
+# Imports once and forks: each site is a process as one that a shell has started, but sooner.
+DRIVER = """
+import os, re, signal, sys, time
+import torch._dynamo, exogym_core.training.trainer, exogym_core.app.comparison, exogym_core.results.report
+from exogym_core.app.cli import main
+
+def start(name, *arguments, **variables):
+    if pid := os.fork():
+        return pid
+    os.environ.update(variables)
+    log = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1); os.dup2(log, 2)
+    code = main(list(arguments))
+    sys.stdout.flush(); sys.stderr.flush()
+    os._exit(code)
+
+def seen(name, pattern):
+    for _ in range(6000):
+        if os.path.exists(name) and (found := re.search(pattern, open(name).read())):
+            return found
+        time.sleep(0.02)
+    sys.exit(f"{name} has no {pattern!r}: " + open(name).read())
+
+def site(number, *arguments):
+    folder = arguments or ("real.yaml", "--out", f"out{number}")
+    return start(f"site{number}", "compare", *folder, NETGYM_RENDEZVOUS=address, NETGYM_SITE=str(number))
+
+at = start("rendezvous", "rendezvous", "--sites", "3", "--listen", "127.0.0.1:0")
+address = seen("rendezvous", r"NETGYM_RENDEZVOUS=(\\S+)")[1]
+"""
+
+DISTURBED = """
+sites = [site(0), site(1)]
+seen("rendezvous", "site 1 has come")
+sites.append(site(2))
+seen("site0", "step [0-9]+ of")
+time.sleep(0.5)
+os.kill(sites[1], signal.SIGKILL)
+seen("rendezvous", "without site 1")
+sites[1] = site(1, "--resume", "out1")
+seen("rendezvous", "site 1 has come[^$]*site 1 has come")
+print([os.waitpid(pid, 0)[1] for pid in sites])
+os.kill(at, signal.SIGINT)
+print(os.waitpid(at, 0)[1] >> 8)
+"""
+
+
+def drive(folder: Path, script: str, steps: int) -> list[str]:
+    (folder / "real.yaml").write_text(EXPERIMENT.replace("STEPS", str(steps)))
+    unwanted = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+    clean = {name: value for name, value in os.environ.items() if name not in unwanted}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER + script],
+        cwd=folder,
+        env=clean | {"OMP_NUM_THREADS": "1", "NETGYM_SECRET": "known to this test alone"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_all_sites_keep_the_same_run_though_one_was_killed_and_came_again(tmp_path: Path) -> None:
+    """The killed one's folder, too, holds every row of everybody, from the start to the end."""
+    assert drive(tmp_path, DISTURBED, 900) == ["[0, 0, 0]", "130"]
+    files = ["metrics/DiLoCo.csv", "metrics/DiLoCo.validation.csv"]
+    folders = [tmp_path / f"out{number}" for number in range(3)]
+    for name in files:
+        texts = [(folder / name).read_text() for folder in folders]
+        assert texts[0] == texts[1] == texts[2]
+    rows = (folders[1] / files[0]).read_text().splitlines()
+    assert len(rows) == 1 + 900
+    (summary,) = json.loads((folders[1] / "summary.json").read_text())
+    assert [gone["rank"] for gone in summary["dropped_peers"]].count(1) >= 1
+    assert summary["wall_seconds"] > 0
+    last = [path.name for path in (folders[1] / "checkpoints" / "DiLoCo").iterdir()]
+    assert last == ["step-00000900"]
+
+
+WHOLE = """
+sites = [site(number) for number in range(3)]
+print([os.waitpid(pid, 0)[1] for pid in sites])
+os.kill(at, signal.SIGINT)
+os.waitpid(at, 0)
+from exogym_core.app.cli import main
+main(["compare", "real.yaml", "--out", "simulated"])
+"""
+
+
+def test_sites_that_are_always_there_train_as_in_simulation(tmp_path: Path) -> None:
+    """The same losses to 1e-4, by step and by evaluation, and the same bytes."""
+    assert drive(tmp_path, WHOLE, 20)[0] == "[0, 0, 0]"
+
+    def columns(folder: str, name: str, *wanted: str) -> list[list[float]]:
+        header, *rows = (tmp_path / folder / "metrics" / name).read_text().splitlines()
+        places = [header.split(",").index(each) for each in wanted]
+        return [[float(row.split(",")[place]) for place in places] for row in rows]
+
+    for name, wanted in (
+        ("DiLoCo.csv", ("step", "train_loss", "examples_trained")),
+        ("DiLoCo.validation.csv", ("step", "judged_loss")),
+    ):
+        for real, virtual in zip(
+            columns("out2", name, *wanted), columns("simulated", name, *wanted), strict=True
+        ):
+            assert real == pytest.approx(virtual, rel=1e-4)
