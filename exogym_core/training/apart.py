@@ -88,7 +88,10 @@ class _SiteWatch:
         with self._lock:
             if "checkpoint" in row:
                 self._writer.journal.mark(self.site, row)
-                self._writer.add(_stamped(self.site, row), self._looking.num_given)
+                own = {
+                    name: value for name, value in row.items() if name != "looks"
+                }  # what others judge is theirs
+                self._writer.add(_stamped(self.site, own), self._looking.num_given)
             else:
                 self._take(self.site, row)
                 self._tell(row)
