@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from exogym_core.strategy.options.arguments import checked_options, number, option, positive_int
+from exogym_core.strategy.options.arguments import number, option, positive_int
 from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
 from exogym_core.strategy.served import ServedOptions, ServedStrategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["AsyncDiLoCoOptions", "AsyncDiLoCoStrategy"]
 
@@ -55,10 +54,6 @@ class AsyncDiLoCoStrategy(ServedStrategy):
     Options = AsyncDiLoCoOptions
     kept = (*ServedStrategy.kept, "outer")
     options: AsyncDiLoCoOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        self.options, others = checked_options(type(self), AsyncDiLoCoOptions, options)
-        super().__init__(optim_spec=optim_spec, **others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)

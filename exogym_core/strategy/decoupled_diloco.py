@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.options.arguments import checked_options, fraction, number, option, positive_int
+from exogym_core.strategy.options.arguments import fraction, number, option, positive_int
 from exogym_core.strategy.options.fragments import packed
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.merging import embeddings_of, merged
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 
@@ -75,10 +74,6 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
     Options = DecoupledDiLoCoOptions
     kept = (*ServedStrategy.kept, "_velocity", "_merged", "_since", "_pending", "_deadlines")
     options: DecoupledDiLoCoOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        self.options, others = checked_options(type(self), DecoupledDiLoCoOptions, options)
-        super().__init__(optim_spec=optim_spec, **others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)

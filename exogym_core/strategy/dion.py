@@ -67,7 +67,7 @@ class DionDirections(GradientExchange):
         scope = super().enter(strategy, scope)
         inside = {id(p) for p in hidden_matrices(strategy.model)}
         self.is_matrix = [id(p) in inside for p in scope.parameters]
-        self.momenta = list(compress(self.zeros_like_gradients(), self.is_matrix))
+        self.momenta = [_tall(zeros) for zeros in compress(self.zeros_like_gradients(), self.is_matrix)]
         generator, self.right = shared_generator(strategy.seed, "dion"), []
         for momentum in self.momenta:
             r = -(-min(momentum.shape) * self.options.rank_fraction // 1)
@@ -79,7 +79,7 @@ class DionDirections(GradientExchange):
         """One step of the power iteration on the mean momentum, whose low-rank share it loses."""
         dense = [g for g, is_matrix in zip(gradients, self.is_matrix, strict=True) if not is_matrix]
         for momentum, gradient in zip(self.momenta, compress(gradients, self.is_matrix), strict=True):
-            momentum.add_(gradient)
+            momentum.add_(_tall(gradient))
         num_values = sum(momentum.numel() for momentum in self.momenta)
         self.spend("encode", num_values)
         left, back = power_step(self.average, self.momenta, self.right, dense)
@@ -88,15 +88,30 @@ class DionDirections(GradientExchange):
         for momentum, columns, rows in zip(self.momenta, left, back, strict=True):
             momentum.sub_((1 - self.options.mu) * columns @ rows.T)
         pairs = zip(left, self.right, strict=True)
-        directions = ((len(p) / len(q)) ** 0.5 * p @ q.T for p, q in pairs)
-        others = iter(dense)
-        return [next(directions) if is_matrix else next(others) for is_matrix in self.is_matrix]
+        directions, others = (p @ q.T for p, q in pairs), iter(dense)
+        return [
+            _shaped(next(directions), gradient) if is_matrix else next(others)
+            for gradient, is_matrix in zip(gradients, self.is_matrix, strict=True)
+        ]
+
+
+def _tall(matrix: Tensor) -> Tensor:
+    """The matrix or its transpose, whichever has as many rows as columns at least."""
+    return matrix if len(matrix) >= matrix.shape[1] else matrix.T
+
+
+def _shaped(direction: Tensor, like: Tensor) -> Tensor:
+    """A direction of a tall matrix for one of this shape, in units of its rate."""
+    rows, columns = like.shape
+    scale: float = (rows / columns) ** 0.5
+    return scale * (direction if rows >= columns else direction.T)
 
 
 class DionStrategy(Chain):
     """Orthonormal updates from low-rank factors of momenta that ranks keep apart (Ahn et al., arXiv 2504.05295).
 
-    Of every hidden matrix X (embeddings, heads, vectors: AdamW on mean gradients), M being this rank's::
+    Of every hidden matrix X (embeddings, heads, vectors: AdamW on mean gradients), M being this rank's, both transposed
+    where X has more columns than rows::
 
         M = M + G;  P = orthonormal(mean over ranks of M Q);  R = mean over ranks of M^T P
         M = M - (1 - mu) P R^T;  Q = R with columns of length 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.options.arguments import checked_options, fraction, number, option, positive_int
+from exogym_core.strategy.options.arguments import fraction, number, option, positive_int
 from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
 from exogym_core.strategy.served import ServedOptions, ServedStrategy
 
@@ -71,9 +71,8 @@ class HALoSStrategy(ServedStrategy):
     options: HALoSOptions
 
     def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        self.options, others = checked_options(type(self), HALoSOptions, options)
+        super().__init__(optim_spec, **options)
         self.num_servers = self.options.regions + 1
-        super().__init__(optim_spec=optim_spec, **others)
 
     @property
     def server_groups(self) -> tuple[int, ...]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.options.arguments import checked_options, number, option
+from exogym_core.strategy.options.arguments import number, option
 from exogym_core.strategy.parts.flat import unflatten
 from exogym_core.strategy.served import ServedOptions, ServedStrategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["HeLoCoOptions", "HeLoCoStrategy"]
 
@@ -57,10 +56,6 @@ class HeLoCoStrategy(ServedStrategy):
     Options = HeLoCoOptions
     kept = (*ServedStrategy.kept, "momentum")
     options: HeLoCoOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        self.options, others = checked_options(type(self), HeLoCoOptions, options)
-        super().__init__(optim_spec=optim_spec, **others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)

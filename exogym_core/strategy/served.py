@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options.arguments import Options, flag, option, positive_int
+from exogym_core.strategy.options.arguments import Options, checked_options, flag, option, positive_int
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import nn
+
+    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["ServedOptions", "ServedStrategy"]
 
@@ -55,7 +57,12 @@ class ServedStrategy(Strategy):
     judged = "server"
     kept: tuple[str, ...] = ("phi", "num_arrived", "_fastest")
     kept += ("_round_steps", "_steps_left", "_round_began", "_served")
+    Options: type[ServedOptions] = ServedOptions
     options: ServedOptions
+
+    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
+        self.options, others = checked_options(type(self), type(self).Options, options)
+        super().__init__(optim_spec=optim_spec, **others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)

@@ -405,18 +405,19 @@ def reference_dion(model: nn.Module, batches: reference.Batches, fraction: float
     for p in model.parameters():
         if p.dim() == 2:
             drawn = torch.randn(
-                p.shape[1], math.ceil(fraction * min(p.shape)), generator=generator, dtype=torch.float64
+                min(p.shape), math.ceil(fraction * min(p.shape)), generator=generator, dtype=torch.float64
             )
-            state[id(p)] = (torch.zeros_like(p), torch.linalg.qr(drawn)[0])
+            state[id(p)] = (torch.zeros(max(p.shape), min(p.shape)).to(p), torch.linalg.qr(drawn)[0])
 
     def direction(p: Tensor) -> Tensor:
-        momentum, right = state[id(p)]
-        momentum = momentum + p.grad
+        (momentum, right), is_wide = state[id(p)], p.shape[0] < p.shape[1]
+        assert p.grad is not None
+        momentum = momentum + (p.grad.T if is_wide else p.grad)
         left = torch.linalg.qr(momentum @ right)[0]
         back = momentum.T @ left
         right = back / (back.norm(dim=0) + 1e-8)
         state[id(p)] = (momentum - 0.05 * left @ back.T, right)
-        return left @ right.T
+        return right @ left.T if is_wide else left @ right.T
 
     return exchanged(
         model,
