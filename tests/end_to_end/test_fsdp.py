@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_training import batch_of, make_model
+from small_training import batch_of, joined, make_model, results_of, train_with
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORLD_SIZE, STEPS, MAX_NORM = 4, 5, 0.3
 OPTIMIZER = {"lr": 0.01, "weight_decay": 0.1}
@@ -45,36 +39,17 @@ def train_with_fsdp(name: str) -> dict[str, torch.Tensor]:
 
 
 def train_with_shards(comm: Communicator, name: str) -> dict[str, torch.Tensor]:
-    model = make_model()
     options = {"ranks_per_node": WORLD_SIZE // 2} if "HYBRID" in name else {}
     strategy = AllReduceStrategy({"name": "adamw", **OPTIMIZER}, MAX_NORM, sharding=name, **options)
-    strategy.setup(model, comm, STEPS, seed=0)
-    for step in range(STEPS):
-        strategy.zero_grad()
-        strategy.before_backward(True)
-        model(batch_of(comm.rank, step)).backward()
-        strategy.step()
-    strategy.close()
-    return model.state_dict()
+    return train_with(strategy, comm, STEPS)
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     """What FSDP ends with in processes of their own, by the name of the sharding."""
-    folder: Path = tmp_path_factory.mktemp("fsdp")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
-    command = [sys.executable, __file__, str(folder / "rendezvous"), str(folder / "result.pt")]
-    started = [
-        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in started]
-        assert [process.returncode for process in started] == [0] * WORLD_SIZE, errors[0]
-    finally:
-        for process in started:
-            process.kill()
-    states: dict[str, dict[str, torch.Tensor]] = torch.load(folder / "result.pt", weights_only=True)
+    states: dict[str, dict[str, torch.Tensor]] = results_of(
+        __file__, WORLD_SIZE, tmp_path_factory.mktemp("fsdp")
+    )
     return states
 
 
@@ -90,8 +65,7 @@ def test_shards_equal_fully_sharded_data_parallel(
 
 
 def main(rendezvous: str, result: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=WORLD_SIZE)
+    joined(rank, WORLD_SIZE, rendezvous)
     states = {name: train_with_fsdp(name) for name in NAMES}
     if rank == 0:
         torch.save(states, result)

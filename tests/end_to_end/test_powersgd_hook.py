@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_training import batch_of, make_model
+from small_training import batch_of, joined, make_model, results_of, train_with
 from torch import nn
 
 from exogym_core.communicator import Communicator, run_ranks
@@ -28,8 +26,7 @@ SEED = 0
 def train_with_the_hook(rank: int, rendezvous: str, result: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=WORLD_SIZE)
+    joined(rank, WORLD_SIZE, rendezvous)
     model = nn.parallel.DistributedDataParallel(make_model())
     state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=START, min_compression_rate=1)
     # The same first Q as ours: matrices come in the order of the model, or in the reverse one once DDP has seen it.
@@ -66,32 +63,15 @@ def train_with_the_hook(rank: int, rendezvous: str, result: str) -> None:
 
 
 def train_with_ours(comm: Communicator) -> dict[str, torch.Tensor]:
-    model = make_model()
     strategy = PowerSGDStrategy(
         {"name": "sgd", **OPTIMIZER}, approximation_rank=RANK, start_powerSGD_iter=START
     )
-    strategy.setup(model, comm, STEPS, SEED)
-    for step in range(STEPS):
-        strategy.zero_grad()
-        strategy.before_backward(True)
-        model(batch_of(comm.rank, step)).backward()
-        strategy.step()
-    strategy.close()
-    return model.state_dict()
+    return train_with(strategy, comm, STEPS, SEED)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_powersgd_equals_torchs_hook(tmp_path: Path) -> None:
-    rendezvous, result = tmp_path / "rendezvous", tmp_path / "hook.pt"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
-    command = [sys.executable, __file__, str(rendezvous), str(result)]
-    started = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(WORLD_SIZE)]
-    try:
-        assert [process.wait(timeout=60) for process in started] == [0] * WORLD_SIZE
-    finally:
-        for process in started:
-            process.kill()
-    theirs = torch.load(result)
+    theirs = results_of(__file__, WORLD_SIZE, tmp_path)
     for ours in run_ranks(train_with_ours, WORLD_SIZE).results:
         for name, value in ours.items():
             torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-6)
