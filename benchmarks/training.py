@@ -128,14 +128,14 @@ def carried_seconds(case: Case, strategy: Strategy, kind: str, topology: str | N
     program.prepare()
 
     def body(comm: Communicator) -> float:
-        node = program.node(comm, [])
-        node.start()
+        loop = program.loop(comm, [])
+        loop.start()
         for _ in range(ROUND):
-            node.train_step(node.data.next_step())
+            loop.do(loop.data.next_step())
         comm.barrier()
         start = time.perf_counter()
         for _ in range(case.steps):
-            node.train_step(node.data.next_step())
+            loop.do(loop.data.next_step())
         comm.barrier()
         return time.perf_counter() - start
 
