@@ -96,12 +96,123 @@ def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], proto
     assert planned.bytes_per_worker >= (last["bytes_sent"] - before["bytes_sent"]) / 4
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "turn"),
+    [("SGP", {}, 2), ("GASLoC", {"H": 2}, None), ("NoLoCo", {"H": 2}, None)],
+    ids=str,
+)
+def test_ranks_that_meet_others_are_played_through_a_turn(
+    name: str, options: dict[str, Any], turn: int | None
+) -> None:
+    """Four ranks on two sites: a round's time is the mean over those whom ranks meet, not that of the first peers."""
+    planned = measure(build_strategy(name, **options), setting())
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
+    rounds = 24
+    result = Trainer(Tiny(), data).fit(
+        strategy=build_strategy(name, **options),
+        num_nodes=4,
+        batch_size=2,
+        max_steps=rounds * planned.steps_per_round,
+        topology=NETWORK,
+        compute="50 ms",
+        workers="threads",
+        disable_logging=True,
+        val_size=0,
+        seed=0,
+    )
+    ends = {row["step"]: row for row in result.fit_result.history}
+    last, period = rounds * planned.steps_per_round, planned.steps_per_round
+    span = turn or rounds - 1
+    before = ends[last - span * period]
+    mean = (ends[last]["virtual_seconds"] - before["virtual_seconds"]) / span
+    assert planned.seconds_per_round == pytest.approx(mean, rel=1e-4)
+    assert planned.wan_bytes == pytest.approx((ends[last]["wan_bytes"] - before["wan_bytes"]) / span)
+    assert any("meet" in remark for remark in planned.remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "alike"),
+    [
+        ("AllReduce", {}, True),
+        ("StreamingDiLoCo", {"H": 3}, True),
+        ("DiLoCo", {"H": 3, "codec": "int8"}, False),  # of parts that are encoded one is the smallest
+        ("DiLoCo", {"H": 3, "ranks_per_worker": 2}, False),
+        ("NoLoCo", {"H": 2}, False),
+        ("ADPSGD", {}, False),  # what it does depends on what has come
+    ],
+    ids=str,
+)
+def test_one_rank_stands_for_all_where_all_do_the_same(
+    name: str, options: dict[str, Any], alike: bool
+) -> None:
+    """What ranks request tells whether they differ; nothing is declared."""
+    assert rhythm(build_strategy(name, **options), 4).are_ranks_alike is alike
+
+
+def test_a_strategy_that_computes_with_values_is_refused_in_one_line() -> None:
+    """AsyncDiLoCo's server reads how long a round took."""
+    with pytest.raises(
+        InputError, match=r"^plan: AsyncDiLoCo\w* computes with values.*run it on a small model\n"
+    ):
+        measure(build_strategy("AsyncDiLoCo", H=2), setting())
+
+
+def test_a_rank_that_stands_for_all_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running every rank gives the same plan."""
+    strategy = build_strategy("StreamingDiLoCo", H=6, num_fragments=2)
+    assert rhythm(strategy, 4).are_ranks_alike
+    alone = measure(strategy, setting())
+    monkeypatch.setattr("exogym_core.planning.play._are_alike", lambda *_: False)
+    assert measure(strategy, setting()) == alone
+
+
+def test_a_long_ring_under_tcp_is_reckoned_from_its_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty homes of seven speeds: what the plan reckons is what all messages take, to a ten-thousandth."""
+    homes = {
+        "hosts": {f"h{i}": {} for i in range(40)},
+        "routers": ["net"],
+        "links": [
+            {
+                "between": [f"h{i}", "net"],
+                "up": f"{20 + i % 7 * 10} Mbit/s",
+                "down": "300 Mbit/s",
+                "latency": f"{5 + i % 11} ms",
+            }
+            for i in range(40)
+        ],
+    }
+    where = replace(
+        setting("1 s", protocol="linux-tcp", collectives="ring"),
+        topology=Topology.from_mapping(homes),
+        num_ranks=40,
+        model=planned_model("llama-2m", 32),
+    )
+    reckoned = measure(build_strategy("DiLoCo", H=2), where)
+    monkeypatch.setattr("netsim.collectives.times.abridged._MOST_WINDOWED_MESSAGES", 10**9)
+    whole = measure(build_strategy("DiLoCo", H=2), where)
+    assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=1e-3)
+    assert reckoned.cost_by == pytest.approx(whole.cost_by)
+
+
+def test_an_optimizer_steps_on_one_parameter_of_each_shape() -> None:
+    """States of parameters that are alike are counted for all of them."""
+    planned = measure(build_strategy("DiLoCo", H=2), setting())
+    twins = nn.ModuleList(Tiny() for _ in range(3))
+    with torch.device("meta"):
+        model = SequenceModel(Tiny(), 4)
+    thrice = replace(setting(), model=SequenceModel(twins.to("meta"), 4, model.sequence_flops))
+    assert (
+        measure(build_strategy("DiLoCo", H=2), thrice).memory["optimizer"] == 3 * planned.memory["optimizer"]
+    )
+
+
 def test_rhythms() -> None:
     """The length of a round comes from what strategies do, not from what they are called."""
-    assert rhythm(build_strategy("DiLoCo", H=7), 2) == (7, [True] * 6 + [False])
-    assert rhythm(build_strategy("AllReduce"), 2) == (1, [False])
-    assert rhythm(build_strategy("SparseLoCo", H=2, k=3), 2) == (2, [True, False])
-    assert rhythm(build_strategy("QSGD"), 2) == (1, [False])
+    assert rhythm(build_strategy("DiLoCo", H=7), 2)[:2] == (7, (*[True] * 6, False))
+    assert rhythm(build_strategy("AllReduce"), 2)[:2] == (1, (False,))
+    assert rhythm(build_strategy("SparseLoCo", H=2, k=3), 2)[:2] == (2, (True, False))
+    assert rhythm(build_strategy("QSGD"), 2)[:2] == (1, (False,))
     assert rhythm(build_strategy("SPARTA+DiLoCo", H=6, interval=4), 2)[0] == 12
     assert rhythm(build_strategy("DiLoCo", H=3, ranks_per_worker=2), 16)[0] == 3
 

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netsim.collectives import ALGORITHMS, Schedule, play, schedule
+from netsim.collectives.schedules.ring import RingPhase
 from netsim.collectives.times.compiled import compiled_seconds
 from netsim.collectives.times.domains import Domains
-from netsim.collectives.times.recurrence import contention_free_seconds
+from netsim.collectives.times.recurrence import contention_free_seconds, undisturbed_seconds
 from netsim.collectives.times.sandbox import execute
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
+from netsim.fluid.wires import Wires
 from netsim.topology import Topology
 
 ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]
@@ -159,6 +161,42 @@ def test_ring_over_a_thousand_hosts_needs_no_events() -> None:
     assert seconds is not None
     # SimGrid was told 1,024 chunks of ceil(1e8 / 1024) bytes; ours add up to 1e8, so the last is 768 bytes shorter.
     assert seconds.max() == pytest.approx(323.08909776, rel=1e-6)
+
+
+@pytest.mark.parametrize("num", [3, 8])
+@pytest.mark.parametrize("num_bytes", [40_000_000_000, 40_000_000_123])
+def test_steps_that_put_off_everybody_alike_are_one_multiplication(
+    num: int, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo's ring of many pieces takes the same by its steps and by the pace they settle to."""
+    links = [
+        {"between": [f"h{i}", "sw"], "bandwidth": f"{1 + i % 3} Gbit/s", "latency": f"{i + 1} ms"}
+        for i in range(num)
+    ]
+    topology = Topology.from_mapping(
+        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links}
+    )
+    wires = Wires(topology.route, topology.latency_seconds, topology.bits_per_second / 8, 0.0)
+    made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)
+    whole = undisturbed_seconds(made, range(num), wires)
+    monkeypatch.setattr("netsim.collectives.times.recurrence._LONG", 50)
+    monkeypatch.setattr(
+        "netsim.collectives.schedules.ring.RingPhase.num_bytes", counted(RingPhase.num_bytes, calls := [])
+    )
+    found = undisturbed_seconds(made, range(num), wires)
+    assert whole is not None
+    assert found == pytest.approx(whole, rel=1e-12)
+    assert len(calls) < made.num_steps / 2
+
+
+def counted(call: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    """The same, and what it was called with."""
+
+    def noting(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return call(*arguments)
+
+    return noting
 
 
 def test_messages_that_meet_on_a_link_are_noticed() -> None:

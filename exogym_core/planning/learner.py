@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.context import StepContext
 
@@ -22,40 +21,36 @@ _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two prod
 
 
 class PlannedLearner:
-    """Leaves a gradient without values in every parameter, and moves the rank's clock by a step's computing.
+    """Leaves a gradient without values in every parameter, and tells of a step's computing.
 
     Where the strategy sends gradients while the backward pass goes on, each parameter's gradient comes when
     its share of that pass is done, the last parameters' first.
 
     Args:
         model: on the meta device.
-        comm: the rank's.
         strategy: its own, set up.
-        seconds: of computing, by 0-based step.
+        computing: told (step, share) of what is computed, as it is: all of a 0-based step is a share of 1.
     """
 
-    def __init__(
-        self, model: nn.Module, comm: Communicator, strategy: Strategy, seconds: Callable[[int], float]
-    ) -> None:
+    def __init__(self, model: nn.Module, strategy: Strategy, computing: Callable[[int, float], None]) -> None:
         self.scaler: torch.amp.GradScaler | None = None
-        self._comm, self._strategy, self._seconds = comm, strategy, seconds
+        self._strategy, self._computing = strategy, computing
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._total = sum(parameter.numel() for parameter in self._parameters) or 1
 
     def gradients(self, step: None, context: StepContext) -> float:
         """Forward and backward pass of the step that `context` numbers; there is no loss."""
-        seconds = self._seconds(context.number)
         self._strategy.before_backward(last_micro_batch=True)
         if not self._strategy.overlaps_backward:
-            self._comm.advance(seconds)
+            self._computing(context.number, 1.0)
             for parameter in self._parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
             return math.nan
-        self._comm.advance(seconds * _FORWARD_SHARE)
-        backward = seconds * (1 - _FORWARD_SHARE)
+        self._computing(context.number, _FORWARD_SHARE)
+        backward = 1 - _FORWARD_SHARE
         for parameter in reversed(self._parameters):
-            self._comm.advance(backward * parameter.numel() / self._total)
+            self._computing(context.number, backward * parameter.numel() / self._total)
             # The pass of this parameter alone: it sets the gradient and runs the hooks that wait for it.
             torch.autograd.backward(parameter, torch.empty_like(parameter))
         return math.nan

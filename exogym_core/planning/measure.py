@@ -7,19 +7,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.cost.compute import StepDurations
-from exogym_core.planning.play import Played, draws_bytes, play_steps, rhythm
-from exogym_core.planning.rounds import repeats_from
+from exogym_core.planning.play import Play, Played, Rhythm, draws_bytes, rhythm
+from exogym_core.planning.rounds import period_of, repeats_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from exogym_core.cost.compute import Compute
     from exogym_core.planning.models import SequenceModel
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["Plan", "Setting", "measure"]
+__all__ = ["Measured", "Plan", "Setting", "measure"]
 
+_ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
 _STEPS_WITHOUT_RHYTHM = 64
 _SECONDS_A_DAY = 86_400
@@ -123,6 +124,53 @@ class Plan:
         return {**vars(self), "remarks": list(self.remarks)}
 
 
+class Measured:
+    """A strategy that has been played, and can be played elsewhere.
+
+    Attributes:
+        plan: what it needs.
+        first_round_seconds: what its first round took.
+    """
+
+    def __init__(self, strategy: Strategy, setting: Setting, label: str | None = None) -> None:
+        name = label or type(strategy).__name__
+        coding, found = setting.compute.coding, rhythm(strategy, setting.num_ranks)
+        remarks = []
+        if found.period is None:
+            found, num_rounds = Rhythm(_STEPS_WITHOUT_RHYTHM), 1
+            remarks.append(f"its steps have no rhythm: figures are means over its first {found.period} steps")
+        else:
+            num_rounds = _ROUNDS_OF_NEW_PEERS if found.are_peers_new else _ROUNDS
+        self._setting = setting
+        self._play = Play(
+            strategy,
+            setting.model.model,
+            setting.num_ranks,
+            num_rounds,
+            found,
+            [durations.seconds for durations in setting.durations()],
+            collectives=setting.collectives,
+            coding=coding if coding.speeds else None,
+        )
+        played = self._played(setting)
+        self.first_round_seconds = played.round_seconds[0]
+        assert found.period is not None
+        told = _told(name, setting, played, found.period, remarks, are_peers_new=found.are_peers_new)
+        self.plan = replace(told, expected_bytes=draws_bytes(strategy))
+
+    def _played(self, setting: Setting, num_rounds: int | None = None) -> Played:
+        return self._play.on(
+            setting.topology,
+            placement=setting.placement,
+            protocol=setting.protocol,
+            num_rounds=num_rounds,
+        )
+
+    def first_round_on(self, setting: Setting) -> float:
+        """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
+        return self._played(setting, 1).round_seconds[0]
+
+
 def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
     """Play `strategy` until its rounds repeat, and say what it needs.
 
@@ -131,52 +179,38 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
         setting: where.
         label: its name in results; its class's if None.
     """
-    name = label or type(strategy).__name__
-    coding = setting.compute.coding
-    period, quiet = rhythm(strategy, setting.num_ranks)
-    remarks = []
-    if period is None:
-        period, quiet, num_rounds = _STEPS_WITHOUT_RHYTHM, [], 1
-        remarks.append(f"its steps have no rhythm: figures are means over its first {period} steps")
-    else:
-        num_rounds = _ROUNDS
-    played = play_steps(
-        strategy,
-        setting.model.model,
-        setting.num_ranks,
-        period * num_rounds,
-        [durations.seconds for durations in setting.durations()],
-        setting.topology,
-        quiet=quiet,
-        placement=setting.placement,
-        protocol=setting.protocol,
-        collectives=setting.collectives,
-        coding=coding if coding.speeds else None,
-    )
-    return replace(_told(name, setting, played, period, remarks), expected_bytes=draws_bytes(strategy))
+    return Measured(strategy, setting, label).plan
 
 
-def _told(name: str, setting: Setting, played: Played, period: int, remarks: list[str]) -> Plan:
-    ends = [0.0, *played.step_seconds[period - 1 :: period]]
-    rounds = [later - earlier for earlier, later in pairwise(ends)]
+def _told(
+    name: str, setting: Setting, played: Played, period: int, remarks: list[str], *, are_peers_new: bool
+) -> Plan:
+    ends = [0.0, *played.round_seconds]
+    num_played = len(played.round_seconds)
+    rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
+    if are_peers_new:
+        rounds, span = _of_new_peers(rounds, played.peers, remarks)
     first = repeats_from(rounds)
+    steady = first is not None
     if first is None:
         first = 1 if len(rounds) > 1 else 0
-        told = ", ".join(f"{seconds:.6g}" for seconds in rounds)
-        remarks.append(f"no two rounds took equally long ({told} s): figures are means over what was played")
-    steady = repeats_from(rounds) is not None
+        if span == 1:
+            told = ", ".join(f"{seconds:.6g}" for seconds in rounds)
+            remarks.append(
+                f"no two rounds took equally long ({told} s): figures are means over what was played"
+            )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
-    computing = [seconds / played.step_seconds[-1] for seconds in played.compute_seconds]
-    computed = sum(computing) / len(computing) * sum(rounds) / len(rounds)  # mean seconds a round
+    computing = [seconds / ends[-1] for seconds in played.compute_seconds]
+    computed = sum(computing) / len(computing) * ends[-1] / num_played  # mean seconds a round
     tokens_a_round = period * setting.num_ranks * setting.batch_size * setting.model.length
     days = cost = None
     cost_by: dict[str, float | None] = {}
     if setting.tokens is not None:
         num_rounds = setting.tokens / tokens_a_round
-        cold = sum(rounds[:first]) - first * a_round if num_rounds >= first else 0.0
+        cold = ends[first] - first * a_round if span == 1 and num_rounds >= first else 0.0
         days = (num_rounds * a_round + cold) / _SECONDS_A_DAY
-        egress = setting.topology.egress_dollars(played.link_bytes) / len(rounds) * num_rounds
+        egress = setting.topology.egress_dollars(played.link_bytes) / num_played * num_rounds
         hourly = setting.dollars_per_hour
         workers = None if hourly is None else days * 24 * hourly * setting.num_ranks
         cost_by = {"workers": workers, "egress": egress}
@@ -192,9 +226,9 @@ def _told(name: str, setting: Setting, played: Played, period: int, remarks: lis
         days=days,
         cost=cost,
         cost_by=cost_by,
-        bytes_per_worker=max(_a_round(played.bytes_sent, period)),
-        payload_bytes=max(_a_round(played.payload_bytes, period)),
-        wan_bytes=sum(_a_round(played.wan_bytes, period)),
+        bytes_per_worker=max(_a_round(played.bytes_sent, span)),
+        payload_bytes=max(_a_round(played.payload_bytes, span)),
+        wan_bytes=sum(_a_round(played.wan_bytes, span)),
         memory_per_worker=played.memory["total"],
         memory=played.memory,
         steady=steady,
@@ -203,6 +237,31 @@ def _told(name: str, setting: Setting, played: Played, period: int, remarks: lis
     )
 
 
-def _a_round(counts: list[list[int]], period: int) -> list[int]:
-    """What each rank sent in the last round."""
-    return [count[-1] - (count[-1 - period] if len(count) > period else 0) for count in counts]
+def _of_new_peers(rounds: list[float], peers: list[Hashable], remarks: list[str]) -> tuple[list[float], int]:
+    """Where ranks meet others every round: means over whole turns of whom they meet, and rounds a turn.
+
+    Without such turns there is one mean, over all rounds but the first.
+    """
+    turn = period_of(peers) if peers else None
+    if turn is None:
+        span = max(len(rounds) - 1, 1)
+        rest = rounds[-span:]
+        remarks.append(
+            f"whom ranks meet is drawn anew each round: figures are means over {span} rounds, the shortest "
+            f"{min(rest):.6g} s and the longest {max(rest):.6g} s"
+        )
+        return [sum(rest) / span] * 2, span
+    turns = [rounds[i : i + turn] for i in range(0, len(rounds) - turn + 1, turn)]
+    if turn > 1:
+        remarks.append(f"ranks meet others in turn: figures are means over the {turn} rounds of a turn")
+    return [sum(each) / turn for each in turns], turn
+
+
+def _a_round(counts: list[list[int]], span: int) -> list[float]:
+    """What each rank sent in a round, on average over the last `span` rounds."""
+    found = []
+    for count in counts:
+        before = count[-1 - span] if len(count) > span else 0
+        sent = (count[-1] - before) / span
+        found.append(int(sent) if sent == int(sent) else sent)
+    return found

@@ -64,7 +64,14 @@ def _tensors(thing: Any, visited: set[int], depth: int = 0) -> Iterator[Tensor]:
         inside = list(thing.values())
     elif isinstance(thing, list | tuple | set):
         inside = thing
-    elif type(thing).__module__.partition(".")[0] in ("exogym_core", "torch") and hasattr(thing, "__dict__"):
+    elif _is_searched(type(thing).__module__) and hasattr(thing, "__dict__"):
         inside = list(vars(thing).values())
     for part in inside:
         yield from _tensors(part, visited, depth + 1)
+
+
+def _is_searched(module: str) -> bool:
+    """Whether objects of a module are strategies', models' or torch's; what communicators hold is the transport's."""
+    return module.partition(".")[0] in ("exogym_core", "torch") and not module.startswith(
+        "exogym_core.communicator"
+    )

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.measure import Plan, Setting, measure
+from exogym_core.planning.measure import Measured
 from exogym_core.planning.networks import is_wan, with_links
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from exogym_core.planning.measure import Plan, Setting
     from exogym_core.strategy.base import Strategy
     from netsim.topology.graph import Link
 
@@ -29,26 +30,28 @@ _FASTER = 2.0
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
     """What `strategy` needs, with what limits it.
 
-    A limit is what, if it were otherwise, would save most of the waiting: each candidate is played. The remedy is
-    the cheapest of those that save a tenth of the waiting or more: a setting before a line.
+    A limit is what, if it were otherwise, would save most of the waiting: the first round is played with each
+    candidate, its collectives by the algorithms of the plan. The remedy is the cheapest of those that save a tenth of
+    the waiting or more: a setting before a line.
 
     Args:
         strategy: not set up.
         setting: where.
         label: its name in results; its class's if None.
     """
-    measured = measure(strategy, setting, label)
-    return replace(measured, limit=_limit(measured, strategy, setting))
+    measured = Measured(strategy, setting, label)
+    return replace(measured.plan, limit=_limit(measured, setting))
 
 
-def _limit(measured: Plan, strategy: Strategy, setting: Setting) -> dict[str, Any]:
+def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
+    measured = of.plan
     share = 1 - measured.compute_utilisation
     if share < _HARDLY_WAITS:
         remedy = f"faster devices: a network without limits would save {share:.1%} of the time"
         return {"by": "compute", "saves_seconds_per_round": 0.0, "remedy": remedy}
     tried = []
     for by, remedy, other in _remedies(setting):
-        saved = measured.seconds_per_round - measure(strategy, other).seconds_per_round
+        saved = of.first_round_seconds - of.first_round_on(other)
         tried.append((by, remedy, saved))
     windows = sum(saved for by, _, saved in tried if by == "window")
     # Without latency no window is too small either: what more streams save is not latency's.

@@ -10,7 +10,7 @@ from torch import nn
 
 import netsim
 from exogym_core.planning import streaming_table
-from exogym_core.planning.play import play_steps
+from exogym_core.planning.play import Play, Rhythm
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.files.errors import unknown_name
 from netsim.topology.topology import Topology
@@ -94,17 +94,17 @@ def _round(
     **options: Any,
 ) -> tuple[float, int]:
     """(seconds, payload bytes of a rank) of the second round of a strategy with rounds of one step."""
-    played = play_steps(
+    play = Play(
         build_strategy(name, **options),
         _Matrices(shapes),
         num_ranks,
         2,
+        Rhythm(1, (False,), are_ranks_alike=True),
         [_no_time] * num_ranks,
-        topology,
-        placement=placement,
     )
+    played = play.on(topology, placement=placement)
     payload = played.payload_bytes[0]
-    return played.step_seconds[1] - played.step_seconds[0], payload[1] - payload[0]
+    return played.round_seconds[1] - played.round_seconds[0], payload[1] - payload[0]
 
 
 def _no_time(step: int) -> float:

@@ -8,6 +8,7 @@ from netsim.collectives.schedules.algorithms import (
 )
 from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import Schedule
+from netsim.collectives.times.abridged import Abridged
 from netsim.collectives.times.choose import Choices, parse_collectives, schedule
 from netsim.collectives.times.collective import Collective, play
 from netsim.collectives.times.uneven import play_all_to_all
@@ -15,6 +16,7 @@ from netsim.collectives.times.uneven import play_all_to_all
 __all__ = [
     "ALGORITHMS",
     "OPERATIONS",
+    "Abridged",
     "Choices",
     "Collective",
     "Schedule",

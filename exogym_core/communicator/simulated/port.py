@@ -81,6 +81,7 @@ class RankState:
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
     again: list[int] | None = None  # numbers that calls made inside `calls_again` have
+    has_asked: bool = False  # the kernel, for the time or what depends on it
     withdrawn: dict[Key, tuple[Any, Signature]] = field(
         default_factory=dict
     )  # receives taken back, with tickets

@@ -271,6 +271,7 @@ class PostingRank(Communicator):
             self._port.request(Advance(seconds))
 
     def _ask(self, question: Question) -> Answer:
+        self._state.has_asked = True
         self._request_advance()
         return self._port.ask(question)
 

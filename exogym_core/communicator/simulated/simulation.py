@@ -14,7 +14,15 @@ import numpy as np
 from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
 from exogym_core.communicator.values import Combine, combine
-from netsim.collectives import Choices, Schedule, parse_collectives, play, play_all_to_all, schedule
+from netsim.collectives import (
+    Abridged,
+    Choices,
+    Schedule,
+    parse_collectives,
+    play,
+    play_all_to_all,
+    schedule,
+)
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.ranks.calls import start_at_once
@@ -27,6 +35,7 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
+    from netsim.collectives import Collective
     from netsim.fluid.changes import Waiting
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.calls import Cancel, Enter
@@ -156,6 +165,8 @@ class Simulation:
         recorder: keeps what happens; None: nobody wants to know.
         recall: blocks until one of those who are away makes a call again; False where nobody is.
         on_taken: told of every rank that takes letters, what it asked, and which.
+        schedules: of calls, where they are known from another run of this world; None: found anew.
+        abridged: of long collectives the first steps are played, and the rest is reckoned from them.
 
     Attributes:
         away: ranks that wait for something of their own while others' time is running out: the clock goes on.
@@ -176,10 +187,15 @@ class Simulation:
         combined: Combine = combine,
         recall: Callable[[], bool] = lambda: False,
         on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
+        schedules: Schedules | None = None,
+        abridged: bool = False,
     ) -> None:
         self.world = world
         self.away: set[int] = set()
-        self.schedules = Schedules(world)
+        self.schedules = schedules if schedules is not None else Schedules(world)
+        self._player: Callable[..., Collective] = play
+        if abridged and world.topology is not None:
+            self._player = Abridged(world.topology, world.protocol).play
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._windows_noted: set[tuple[int, tuple[int, ...]]] = set()
@@ -279,7 +295,7 @@ class Simulation:
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
         self._note_windows(plan, tuple(hosts))
-        playing = play(self.network, plan, hosts, group=group, on_done=on_done)
+        playing = self._player(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: playing.arrive(member), playing.cancel
 
 

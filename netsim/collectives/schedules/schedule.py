@@ -67,6 +67,10 @@ class Phase(ABC):
         """The bytes of each message of step `index`."""
         return self.step(index).num_bytes
 
+    def num_alike(self, index: int) -> int:
+        """How many steps from `index` on carry as many bytes as it does from each of all its senders, it included."""
+        return 1
+
     def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
         """Bytes each of `num_ranks` members sends; with `counted`, an (n, n) mask, only those from i to j.
 

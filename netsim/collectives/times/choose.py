@@ -201,7 +201,8 @@ class _Trial:
 
     def _is_too_large(self, name: str) -> bool:
         """Whether only to list its messages would take too long."""
-        return name == "direct" and len(self._hosts) ** 2 > _MOST_LISTED_MESSAGES
+        members = {"direct": len(self._hosts), "two-level-direct": len(set(self._regions))}
+        return members.get(name, 0) ** 2 > _MOST_LISTED_MESSAGES
 
     def _made(self, name: str, num_bytes: int) -> Schedule:
         return algorithms.schedule(

@@ -35,6 +35,10 @@ Seconds = npt.NDArray[np.float64]
 _ROUNDING = 1e-9
 _MOST_INTERVALS = 1_000_000
 
+# Of phases with more steps than this, those are left out that go on as others did. Shorter ones take no time.
+_LONG = 10_000
+_LOOKS = 16  # times the window: steps from one look to the next
+
 
 class Lines:
     """Latency and rate of every pair of members that exchanges messages, found when first asked for."""
@@ -138,7 +142,8 @@ def _ring_seconds(
     start = start[src]  # by position from here on
     done = [start] * phase.window
     delivered = np.full(len(src), -np.inf)
-    for index in range(phase.num_steps):
+    index, lookout = 0, _Lookout(phase)
+    while index < phase.num_steps:
         num_bytes = phase.num_bytes(index)
         free = done[index % phase.window] + latency
         if phase.window > 1:
@@ -151,8 +156,46 @@ def _ring_seconds(
         done[index % phase.window] = (
             both if phase.window == 1 else np.maximum(both, done[index % phase.window - 1])
         )
+        index += 1
+        if layout is None and lookout.is_due(index):
+            num_steps, later = lookout.ahead(index, [*done, delivered])
+            index += num_steps
+            done, delivered = [each + later for each in done], delivered + later
     result: Seconds = np.maximum.reduce(done)[position_of]
     return result
+
+
+class _Lookout:
+    """Looks out, in long phases, for the step from which on all members go on at one pace.
+
+    A recurrence in maxima and sums whose steps are alike and have put off everybody by the same time goes on so: what
+    follows of these steps is one multiplication.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._is_long = phase.num_steps > _LONG
+        self._every = _LOOKS * phase.window
+        self._before: list[Seconds] = []
+        self._alike_until = 0
+
+    def is_due(self, index: int) -> bool:
+        """Whether to look after so many steps."""
+        return self._is_long and index % self._every == 0 and index < self._phase.num_steps
+
+    def ahead(self, index: int, state: list[Seconds]) -> tuple[int, float]:
+        """Steps that can be left out after so many, and how much later they leave everybody."""
+        before, self._before = self._before, [each.copy() for each in state]
+        until, self._alike_until = self._alike_until, index + self._phase.num_alike(index)
+        if not before or until < index:
+            return 0, 0.0
+        delay = float(state[0][0] - before[0][0])
+        if any(np.ptp(now - then) > _ROUNDING * delay for now, then in zip(state, before, strict=True)):
+            return 0, 0.0
+        times = (until - index) // self._every
+        if times > 0:
+            self._before = []
+        return times * self._every, times * delay
 
 
 def _rounds_seconds(phase: Phase, start: Seconds, lines: Lines, layout: _Layout | None) -> Seconds:

@@ -1,0 +1,224 @@
+"""What ranks request, recorded once and played on any network: for plans, in which what ranks do is known before when.
+
+Where ranks ask for the time, what they do depends on it: such a run cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.simulated.alone import Computing, run_alone
+from exogym_core.communicator.simulated.simulation import Schedules, Simulation, World
+from exogym_core.ranks.journal import Journal
+from exogym_core.ranks.run import RunResult, run_ranks
+from netsim.files.errors import InputError
+from netsim.ranks.requests import Advance, Exit, Mark, Post
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from exogym_core.communicator.base import Communicator
+    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks.requests import Answer, Request
+    from netsim.topology.topology import Topology
+
+__all__ = ["Recording", "record", "record_alone"]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The requests of every rank; of ranks that differ in their number alone, those of the first.
+
+    Attributes:
+        num_ranks: how many there are.
+        streams: one a rank, or one for all.
+        asks_for_time: what ranks do depends on when they do it: then this is not what they do elsewhere.
+    """
+
+    num_ranks: int
+    streams: Sequence[Sequence[Request | Computing]]
+    asks_for_time: bool = False
+
+    @property
+    def ranks_are_alike(self) -> bool:
+        """Whether every rank requests the same: it calls all others alone, and always does what they do."""
+        first = list(self._calls(0))
+        everyone = tuple(range(self.num_ranks))
+        if any(isinstance(request, Post) and request.call.ranks != everyone for request in first):
+            return False
+        return all(list(self._calls(rank)) == first for rank in range(1, self.num_ranks))
+
+    def _calls(self, rank: int) -> Iterator[Request | Computing]:
+        """What a rank requests, but for what it marks and for its own number."""
+        for request in self.streams[rank]:
+            if isinstance(request, Post):
+                is_own = request.call.ranks[request.member] == rank
+                yield request._replace(member=0 if is_own else -1)
+            elif not isinstance(request, Mark):
+                yield request
+
+    def rows(self, rank: int) -> list[Mapping[str, Any]]:
+        """What a rank marked."""
+        return [request.row for request in self.streams[rank] if isinstance(request, Mark)]
+
+    def peers(self) -> list[Hashable]:
+        """Whom ranks call, from each of their marks to the next."""
+        columns = []
+        for stream in self.streams:
+            found: list[list[tuple[int, ...]]] = [[]]
+            for request in stream:
+                if isinstance(request, Mark):
+                    found.append([])
+                elif isinstance(request, Post):
+                    found[-1].append(request.call.ranks)
+            columns.append([tuple(calls) for calls in found[:-1]])
+        return list(zip(*columns, strict=True))
+
+    def play(
+        self,
+        topology: Topology,
+        seconds: Sequence[Callable[[int], float]],
+        *,
+        placement: Sequence[str] | None = None,
+        protocol: str | Mapping[str, Any] | None = None,
+        collectives: str | Mapping[str, str] | None = "auto",
+        num_marks: int | None = None,
+        schedules: Schedules | None = None,
+    ) -> tuple[RunResult[None], Schedules]:
+        """Play it on a network.
+
+        Args:
+            topology: the network; where it has no weather, long collectives are reckoned from their first steps.
+            seconds: of computing by step, one function a rank.
+            placement, protocol, collectives: as `run_ranks` has them.
+            num_marks: it ends with so many marks of each rank; None: with its end.
+            schedules: by which calls go; None: found for this network.
+
+        Returns:
+            What it took, with `bytes_sent` and `wan_bytes` on this network in marked rows; the schedules of its calls.
+        """
+        world = World.build(self.num_ranks, topology, placement, protocol, collectives)
+        schedules = schedules if schedules is not None else Schedules(world)
+        is_quiet = not topology.weather
+        past: list[deque[Request]] = [
+            deque(self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet))
+            for rank in range(self.num_ranks)
+        ]
+        rows: list[StampedRow] = []
+        simulation = Simulation(
+            world,
+            _nobody_is_left,
+            _nothing,
+            _no_answer,
+            rows.append,
+            past,
+            schedules=schedules,
+            abridged=is_quiet,
+        )
+        simulation.kernel.run()
+        kernel, network = simulation.kernel, simulation.network
+        assert network is not None
+        result: RunResult[None] = RunResult(
+            results=[None] * self.num_ranks,
+            virtual_seconds=max(kernel.end_seconds),
+            rank_virtual_seconds=kernel.end_seconds,
+            compute_seconds=kernel.compute_seconds,
+            exposed_seconds=kernel.exposed_seconds,
+            rows=rows,
+            traffic=[],
+            network_seconds=kernel.network_seconds,
+            collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
+            link_bytes=network.link_bytes.tolist(),
+        )
+        return result, schedules
+
+    def _requests(
+        self,
+        rank: int,
+        seconds: Callable[[int], float],
+        schedules: Schedules,
+        num_marks: int | None,
+        *,
+        merges: bool,
+    ) -> Iterator[Request]:
+        """One rank's stream; what it computes without a call between is one stretch, if it may be."""
+        is_shared = len(self.streams) == 1
+        computing, sent, wan, marks = 0.0, 0, 0, 0
+        for request in self.streams[0 if is_shared else rank]:
+            if isinstance(request, Computing | Advance):
+                if isinstance(request, Computing):
+                    computing += seconds(request.step) * request.share
+                else:
+                    computing += request.seconds
+                if merges:
+                    continue
+            if computing:
+                yield Advance(computing)
+                computing = 0.0
+            if isinstance(request, Post):
+                own = request._replace(member=rank) if is_shared else request
+                more = schedules.traffic(own.call, own.member)
+                sent, wan = sent + more[0], wan + more[1]
+                yield own
+            elif isinstance(request, Mark):
+                yield Mark({**request.row, "bytes_sent": sent, "wan_bytes": wan})
+                marks += 1
+                if marks == num_marks:
+                    break
+            elif not isinstance(request, Computing | Advance):
+                yield request
+        if computing:
+            yield Advance(computing)
+        yield Exit()
+
+
+def record_alone(
+    body: Callable[[Communicator, Callable[[int, float], None]], None],
+    num_ranks: int,
+    collectives: str | Mapping[str, str] | None = "auto",
+) -> Recording:
+    """One rank runs, for all: they must be alike (`Recording.ranks_are_alike` of a smaller run tells)."""
+    return Recording(num_ranks, [run_alone(body, num_ranks, collectives)])
+
+
+def record(
+    body: Callable[[Communicator, Callable[[int, float], None]], None],
+    num_ranks: int,
+    seconds: Sequence[Callable[[int], float]] | None = None,
+    collectives: str | Mapping[str, str] | None = "auto",
+) -> Recording:
+    """Every rank runs, each with its own speed.
+
+    Args:
+        body: what a rank does.
+        num_ranks: how many.
+        seconds: of computing by step, one function a rank; None: it takes no time.
+        collectives: as `run_ranks` has them.
+    """
+    streams: list[list[Request | Computing]] = [[] for _ in range(num_ranks)]
+
+    def own(comm: Communicator) -> bool:
+        def computing(step: int, share: float) -> None:
+            if seconds is not None:
+                comm.advance(seconds[comm.rank](step) * share)
+
+        body(comm, computing)
+        return comm.state.has_asked  # type: ignore[attr-defined,no-any-return]
+
+    journal = Journal(on_request=lambda rank, request: streams[rank].append(request))
+    asked = run_ranks(own, num_ranks, collectives=collectives, journal=journal).results
+    return Recording(num_ranks, streams, any(asked))
+
+
+def _nobody_is_left(rank: int) -> bool:
+    raise InputError(f"rank {rank}: its recorded requests end without its own end")
+
+
+def _nothing(*_: object) -> None:
+    """Nobody waits for values."""
+
+
+def _no_answer(rank: int, answer: Answer) -> None:
+    raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
