@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gzip
+import hashlib
 import itertools
+import json
 import math
 import os
 import random
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -34,7 +38,7 @@ from netsim.files.errors import InputError
 from netsim.ranks.requests import Advance, Call, Key, Mark, Post, Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from exogym_core.results.fit_result import FitResult
@@ -209,6 +213,96 @@ def test_a_damaged_file_never_loads_and_is_named(saved: Path) -> None:
             load(saved)
         path.write_bytes(content)
     assert load(saved).step == 4
+
+
+def resealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Write a manifest that hashes to what it says, as somebody who means harm would."""
+    path = folder / "manifest.json"
+    body = json.loads(path.read_text())["body"]
+    change(body)
+    path.write_text(checkpoint.manifest_text(body))
+
+
+@given(
+    place=st.sampled_from(
+        [(), ("step",), ("identity",), ("identity", "world size"), ("identity", "model"), ("files",)]
+        + [("files", "rank-0000.json"), ("files", "rank-0000.json", "sha256"), ("logs",), ("logs", 0)]
+        + [("logs", 0, key) for key in ("name", "num_bytes", "sha256", "lengths", "observed")]
+    ),
+    value=st.sampled_from(
+        [
+            None,
+            -1,
+            0,
+            1.5,
+            "x",
+            "../../outside",
+            "/etc/passwd",
+            [],
+            {},
+            [[]],
+            [[0, 1]],
+            [-1, -1],
+            [10**12] * 2,
+            True,
+        ]
+    ),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+def test_a_manifest_that_somebody_has_made_is_refused_in_a_line(saved: Path, place: Any, value: Any) -> None:
+    """Any part of it replaced, and its SHA-256 made anew: no other error than ours, and no path elsewhere."""
+    whole = (saved / "manifest.json").read_text()
+
+    def change(body: dict[str, Any]) -> None:
+        inner: Any = body
+        for key in place[:-1]:
+            inner = inner[key]
+        if place:
+            inner[place[-1]] = value
+        else:
+            body.clear()
+
+    try:
+        resealed(saved, change)
+        with contextlib.suppress(RecordError, InputError):
+            load(saved)
+        with contextlib.suppress(RecordError, InputError):
+            stored = StoredCheckpoint.open(saved)
+            assert {
+                name for name in (*stored.files, *(log.name for log in stored.logs)) if "/" in name
+            } == set()
+    finally:
+        (saved / "manifest.json").write_text(whole)
+
+
+def test_crafted_files_cost_no_memory_and_are_named(saved: Path) -> None:
+    """Deeply nested JSON, and a log that unpacks to 4 GB of one line; under honest digests."""
+
+    def write(name: str, content: bytes) -> None:
+        facts = {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (saved / name).write_bytes(content)
+
+        def change(body: dict[str, Any]) -> None:
+            if name in body["files"]:
+                body["files"][name] = facts
+            else:
+                body["logs"][0] |= facts
+
+        resealed(saved, change)
+
+    nested = b"[" * 200_000 + b"]" * 200_000
+    good = (saved / "rank-0000.json").read_bytes()
+    write("rank-0000.json", nested)
+    with pytest.raises(RecordError, match=r"rank-0000\.json: is damaged"):
+        StoredCheckpoint.open(saved).rank_state(0)
+    write("rank-0000.json", good)
+    bomb = b"".join([gzip.compress(bytes(1 << 22), mtime=0)] * 1000)
+    write("log-0001.jsonl.gz", bomb)
+    with pytest.raises(RecordError, match=r"log-0001\.jsonl\.gz: is damaged \(it has a line of"):
+        StoredCheckpoint.open(saved).past()
+    (saved / "manifest.json").write_bytes(nested)
+    with pytest.raises(RecordError, match=r"manifest\.json: is damaged"):
+        StoredCheckpoint.open(saved)
 
 
 def flipped(content: bytes, bit: int) -> bytes:

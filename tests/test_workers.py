@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from typing import Any
+import re
+import signal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,11 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exogym_core.communicator import run_ranks
 from exogym_core.ranks import rng
 from exogym_core.ranks.arena import Arena
 from exogym_core.ranks.rng import RandomStates, seed_device
 from exogym_core.ranks.spec import WorkerSpec
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, RankError
+
+if TYPE_CHECKING:
+    from exogym_core.communicator import Communicator
 
 
 @pytest.mark.parametrize(
@@ -147,3 +154,20 @@ def test_freed_memory_is_used_again() -> None:
     assert second.content == first.content
     assert arena.put(torch.ones(9_000)).content != second.content
     arena.close()
+
+
+def test_a_killed_rank_is_told_with_its_step_and_the_call_in_flight() -> None:
+    def body(comm: Communicator) -> None:
+        for step in range(1, 6):
+            comm.all_reduce(torch.ones(1))
+            comm.mark({"step": step})
+            if comm.rank == 1 and step == 3:
+                comm.now()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(body, 2, "lan", workers={"kind": "processes", "processes": 2})
+    assert re.match(
+        r"the process of rank 1 ended after step [23]: killed by signal 9 \(SIGKILL\); in flight: rank 0's all_reduce",
+        str(caught.value),
+    )

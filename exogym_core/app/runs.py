@@ -179,8 +179,13 @@ def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFol
             yield begin
         except KeyboardInterrupt:
             for folder in folders:
-                folder.log("interrupted")
-                click.echo(_interrupted(folder, num_strategies), err=True)
+                if folder.read_summary():
+                    folder.log("interrupted")
+                    click.echo(_interrupted(folder, num_strategies), err=True)
+                else:
+                    folder.discard()
+            if not any(folder.path.is_dir() for folder in folders):
+                click.echo("interrupted: nothing was trained yet, and nothing is left", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except NetsimError as error:
             for folder in folders:

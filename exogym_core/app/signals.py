@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "interrupt"]
+
+
+def _end_while_torch_loads(number: int) -> None:
+    """An exception that passes through torch's own start aborts the process: end it quietly instead."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        os._exit(128 + number)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGINT's handler while no `Interruption` is entered: Python's own, but where that would abort the process.
+
+    Raises:
+        KeyboardInterrupt: always, where it does not end the process.
+    """
+    _end_while_torch_loads(number)
+    raise KeyboardInterrupt
 
 
 class Interruption:
@@ -35,6 +53,7 @@ class Interruption:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        _end_while_torch_loads(number)
         if self.exit_code is not None:
             os._exit(self.exit_code)
         self.exit_code = 128 + number

@@ -19,9 +19,10 @@ import json
 import re
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, model_validator
 
 from exogym_core.checkpoints.log import LogPart, read_logs
 from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_state
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _FORMAT = 3
+_MOST_CHARACTERS = 100_000_000  # of a manifest
 MANIFEST = "manifest.json"
 LETTERS = "letters"
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -96,6 +98,43 @@ def run_identity(
 # --- reading -----------------------------------------------------------------------------------------------
 
 
+_Count = Annotated[int, Field(ge=0, strict=True)]
+_FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]  # of this folder, and nowhere else
+
+
+class _File(BaseModel):
+    num_bytes: _Count
+    sha256: str
+
+
+class _Log(_File):
+    name: _FileName
+    lengths: list[_Count]
+    observed: list[tuple[_Count, _Count]]
+
+
+class _Identity(BaseModel):
+    """Of what is read here; the rest is compared with the run's."""
+
+    world_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True, alias="world size")]
+
+
+class _Manifest(BaseModel):
+    """What a manifest must be, whoever has written it."""
+
+    step: _Count
+    identity: _Identity
+    files: dict[_FileName, _File]
+    logs: list[_Log]
+
+    @model_validator(mode="after")
+    def _check(self) -> _Manifest:
+        for log in self.logs:
+            if len(log.lengths) != self.identity.world_size:
+                raise ValueError(f"{log.name} is of {len(log.lengths)} ranks")
+        return self
+
+
 @dataclass(frozen=True)
 class StoredCheckpoint:
     """A complete checkpoint.
@@ -123,18 +162,25 @@ class StoredCheckpoint:
         """
         manifest = path / MANIFEST
         try:
-            text = manifest.read_text(encoding="utf-8")
+            with manifest.open(encoding="utf-8") as file:
+                text = file.read(_MOST_CHARACTERS)
         except (OSError, ValueError) as error:
             raise damaged(manifest, error) from error
         try:
             body = json.loads(text)["body"]
             intact = text == manifest_text(body)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged(manifest, error) from error
         if not intact:
             raise damaged(manifest, "its SHA-256 is another")
-        if body["identity"]["format"] != _FORMAT:
-            raise _differ(path, "format", body["identity"]["format"], _FORMAT)
+        identity = body.get("identity") if isinstance(body, dict) else None
+        found = identity.get("format") if isinstance(identity, dict) else None
+        if found != _FORMAT:
+            raise _differ(path, "format", found, _FORMAT)
+        try:
+            _Manifest.model_validate(body)
+        except ValueError as error:
+            raise damaged(manifest, " ".join(str(error).split())) from error
         logs = tuple(map(LogPart.of, body["logs"]))
         for name in [*body["files"], *(part.name for part in logs)]:
             if not (path / name).is_file():

@@ -14,7 +14,9 @@ import json
 import os
 import secrets
 import shutil
+import zlib
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.rank_state import damaged
@@ -23,7 +25,7 @@ from exogym_core.ranks.journal import request_from_record, request_to_line
 from exogym_core.results.record import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from netsim.ranks.requests import Request
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["LogPart", "LogWriter", "read_logs"]
 
 _PIECE_BYTES = 1 << 20
+_MOST_LINE_BYTES = 1 << 24
+_MOST_LINES = 300_000_000
 _OBSERVED = -1  # where the rank stands in a request's line
 
 
@@ -189,10 +193,12 @@ def read_logs(
     # Rows that say the same are one object, and so are calls: a log repeats itself all the time.
     seen: dict[str, Request] = {}
     for part in parts:
-        text = _read(folder / part.name, part)
+        packed = _read(folder / part.name, part)
         try:
             left = list(part.lengths)
-            for line in gzip.decompress(text).decode().splitlines():
+            if sum(left) > _MOST_LINES:
+                raise ValueError(f"it says to have more than {_MOST_LINES:,} lines")
+            for line in _lines(packed):
                 rank_text, _, rest = line[1:].partition(",")
                 rank = int(rank_text)
                 if rank == _OBSERVED:
@@ -207,9 +213,27 @@ def read_logs(
                     streams[rank].append(request)
             if any(left):
                 raise ValueError("requests are missing")
-        except (OSError, EOFError, ValueError, IndexError, KeyError, TypeError) as error:
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            IndexError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            zlib.error,
+        ) as error:
             raise damaged(folder / part.name, error) from error
     return streams, observed
+
+
+def _lines(packed: bytes) -> Iterator[str]:
+    """One after the other, so that a few bytes cannot fill the memory."""
+    with gzip.open(BytesIO(packed)) as file:
+        while line := file.readline(_MOST_LINE_BYTES):
+            if len(line) == _MOST_LINE_BYTES:
+                raise ValueError(f"it has a line of {_MOST_LINE_BYTES:,} bytes")
+            yield line.decode().rstrip("\n")
 
 
 def _read(path: Path, part: LogPart) -> bytes:

@@ -137,5 +137,5 @@ def read_state(folder: Path, name: str, facts: FileFacts) -> Any:
     plain, stored = read_checked(path, facts), read_checked(folder / f"{name}.safetensors", facts)
     try:
         return decode(json.loads(plain), load(stored))
-    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise damaged(path, error) from error

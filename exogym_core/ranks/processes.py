@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import pickle
@@ -33,7 +34,7 @@ from exogym_core.ranks.records import (
     Values,
 )
 from exogym_core.ranks.watch import SECONDS_OF_SILENCE, Silence, spent_seconds
-from netsim.files.errors import BrokenCallError, MismatchError, NetsimError, RankError
+from netsim.files.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
 from netsim.ranks.requests import gives_time
 
 if TYPE_CHECKING:
@@ -104,7 +105,14 @@ class ProcessRun(Carrier):
         recorder: Recorder | None,
         combined: Combine = combine,
     ) -> None:
-        super().__init__(world, on_row, on_deposit, journal, recorder, combined)
+        self._steps: dict[int, int] = {}  # the last of each rank that was marked
+
+        def stepped(row: StampedRow) -> None:
+            if "step" in row.row:
+                self._steps[row.rank] = row.row["step"]
+            on_row(row)
+
+        super().__init__(world, stepped, on_deposit, journal, recorder, combined)
         self._blocks, self._arenas = blocks, arenas
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._slots: dict[Key, Slot] = {}
@@ -315,8 +323,10 @@ class ProcessRun(Carrier):
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
         calls = self.simulation.exchange.calls_in_flight()
         flight = f"; in flight: {calls[0]}" if calls else ""
+        step = max((self._steps.get(rank, 0) for rank in self._unfinished[index]), default=0)
+        after = f" after step {step}" if step else ""
         lines = [
-            f"the process of {self._names(index)} ended: {ended}{flight}",
+            f"the process of {self._names(index)} ended{after}: {ended}{flight}",
             *(f"  {call}" for call in calls),
         ]
         return RankError("\n".join(lines), min(self._unfinished[index]))
@@ -360,14 +370,22 @@ def run_in_processes(
     target = partial(_run_child, world, blocks, body, seed, intra_op_threads, alone)
     # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
     method = "auto" if intra_op_threads == 1 else "spawn"
-    arenas = [Arena() for _ in blocks]
+    arenas: list[Arena] = []
     try:
+        arenas += (Arena() for _ in blocks)
         with Children(target, processes, method=method) as children:
             for channel, arena in zip(children.channels, arenas, strict=True):
                 channel.send_fds([arena.fd])
             run = ProcessRun(world, blocks, arenas, on_row, on_deposit, journal, recorder)
             run.run(children)
             run.failure.raise_if_any()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise InputError(
+            f"{processes} processes need more open files than are allowed here: raise the limit (ulimit -n 1024), or "
+            "use fewer (workers.processes) or workers.kind=threads"
+        ) from error
     finally:
         for arena in arenas:
             arena.close()
