@@ -59,7 +59,7 @@ EXPERIMENT = {
     "device": "cpu",
     "protocol": "gloo",
     "collectives": "gloo",
-    "compute": "measured",
+    "compute": {"measured": {}, "coding": "measured"},
     "steps": 30,
     "batch_size": 16,
     "evaluate": {"samples": 0},  # looking takes whole models to rank 0, over the same links

@@ -9,7 +9,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.gloo.calls import _CallQueue
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, MismatchError
 
 
 def test_two_calls_are_under_way_and_issued_in_order() -> None:
@@ -70,6 +70,21 @@ def _many(comm):
     gathered = comm.all_gather(torch.tensor([comm.rank]), async_op=True)
     shapes = [tuple(part.shape) for part in parts.wait()]
     return [float(each.wait()[0]) for each in sums], shapes, [int(each) for each in gathered.wait()]
+
+
+def _known(comm):
+    """Parts whose shapes the receiver knows, and, where calls are compared, shapes that are wrong."""
+    mine = [torch.full((comm.rank + 1,), float(other)) for other in range(comm.world_size)]
+    got = comm.all_to_all(mine, shapes=[(rank + 1,) for rank in range(comm.world_size)])
+    comm.all_to_all(mine, shapes=[(7,)] * comm.world_size)
+    return [part.tolist() for part in got]
+
+
+def test_shapes_that_are_known_are_not_told_again() -> None:
+    with pytest.raises(
+        MismatchError, match=r"rank \d, all_to_all: shapes=\[\[7\], \[7\]\], but what is sent here is"
+    ):
+        run_ranks(_known, 2, transport="gloo")
 
 
 @pytest.mark.parametrize("compare", [True, False])

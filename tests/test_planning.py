@@ -13,6 +13,8 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.app.cli import main
+from exogym_core.app.experiment import Experiment
+from exogym_core.app.planned import Request
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Setting, measure
 from exogym_core.planning.models import PLANNED_MODELS, SequenceModel, planned_model
@@ -21,6 +23,7 @@ from exogym_core.planning.play import rhythm
 from exogym_core.planning.rounds import period_of, repeats_from
 from exogym_core.planning.sweep import break_even, grid
 from exogym_core.strategy import build_strategy
+from netsim.files.documents import Document
 from netsim.files.errors import InputError
 from netsim.topology.topology import Topology
 
@@ -340,3 +343,18 @@ def test_mistakes_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert "add --strategy, --topology" in capsys.readouterr().err
     assert main(["plan", "--model", "x", "--strategy", "DiLoCo", "--topology", "lan"]) == 2
     assert "model to plan" in capsys.readouterr().err
+
+
+def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> None:
+    """A model that grows with its sequence (positions) is planned as long as the task makes it, not 2,048."""
+    words = {
+        "name": "short",
+        "task": {"name": "text", "block_size": 32},
+        "model": {"name": "gpt", "preset": "byte", "num_layers": 1, "width": 16, "num_heads": 2},
+        "workers": {"count": 2},
+        "topology": "wan-4-regions",
+        "steps": 2,
+        "strategies": ["AllReduce"],
+    }
+    request = Request.of(Experiment.from_document(Document("<words>", words)))
+    assert request.model.length == 32

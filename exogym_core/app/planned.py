@@ -83,7 +83,10 @@ class Request:
             raise InputError("plan: the experiment names no model; add --model, such as --model llama-13b")
         arguments = dict(named.options)
         name, preset = named.name, arguments.pop("preset", None)
-        length = int(arguments.pop("block_size", sequence))
+        # The model that would be trained is as long as the samples that its task makes.
+        length = int(
+            arguments.pop("block_size", experiment.settings.task.options.get("block_size", sequence))
+        )
         if name in ("llama", "gpt"):
             name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
         return cls(experiment, planned_model(name, length, **arguments), **options)

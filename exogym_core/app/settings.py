@@ -70,7 +70,7 @@ class Evaluate(Schema):
 
     every: Count = 100
     every_seconds: float | str | None = None
-    samples: Count | None = None
+    samples: Annotated[int, Field(ge=0)] | None = None
     correlation_every: Count | None = None
 
 

@@ -96,11 +96,17 @@ class Communicator(CheckedArguments, ABC):
         """
 
     @abstractmethod
-    def all_to_all(self, tensors: Tensor | Sequence[Tensor], async_op: bool = False) -> Any:
+    def all_to_all(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        async_op: bool = False,
+        shapes: Sequence[Sequence[int]] | None = None,
+    ) -> Any:
         """Send part r to rank r; returns the received parts as a list in rank order.
 
         `tensors` is a list of `world_size` tensors of any shapes and one dtype, or one tensor cut along its
-        first dimension into equal parts (then one tensor of the same shape is returned).
+        first dimension into equal parts (then one tensor of the same shape is returned). Who knows the `shapes` of
+        what will come, one a rank, saves real ranks the round trip in which they tell each other; they must be right.
         """
 
     @abstractmethod

@@ -23,7 +23,7 @@ from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
 from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, MismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -200,14 +200,27 @@ class GlooCommunicator(Communicator):
             reduce_op=reduce_op,
         )
 
-    def all_to_all(self, tensors: Tensor | Sequence[Tensor], async_op: bool = False) -> Any:
+    def all_to_all(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        async_op: bool = False,
+        shapes: Sequence[Sequence[int]] | None = None,
+    ) -> Any:
         parts = parts_of(self, "all_to_all", tensors)
         flat = [self._stage(part, own=async_op) for part in parts]
-        shapes = [list(part.shape) for part in parts]
+        mine = [list(part.shape) for part in parts]
+        known = None if shapes is None else [list(shape) for shape in shapes]
         whole, like = isinstance(tensors, Tensor), parts[0]
 
         def exchange() -> list[Tensor]:
-            coming = exchange_shapes(self._calls.control, shapes)
+            coming = known
+            if known is None or self._state.rendezvous.check:
+                coming = exchange_shapes(self._calls.control, mine)
+            assert coming is not None
+            if known is not None and coming != known:
+                raise MismatchError(
+                    f"rank {self.rank}, all_to_all: shapes={known}, but what is sent here is {coming}"
+                )
             sizes = [math.prod(shape) * like.element_size() for shape in coming]
             got = self._wire.all_to_all(flat, sizes)
             return [part.view(like.dtype).reshape(shape) for part, shape in zip(got, coming, strict=True)]

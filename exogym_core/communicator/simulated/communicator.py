@@ -89,7 +89,12 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
             "reduce_scatter", parts, lambda got: take(got)[0], async_op, reduce_op=reduce_op
         )
 
-    def all_to_all(self, tensors: Tensor | Sequence[Tensor], async_op: bool = False) -> Any:
+    def all_to_all(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        async_op: bool = False,
+        shapes: Sequence[Sequence[int]] | None = None,
+    ) -> Any:
         parts = parts_of(self, "all_to_all", tensors)
         take = _copies_on(parts[0].device)
         if isinstance(tensors, Tensor):

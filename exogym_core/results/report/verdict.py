@@ -115,7 +115,7 @@ def _final(run: SeedResult) -> float | None:
 
 def _decided(contest: _Contest) -> Verdict:
     if not contest.seeds or not contest.rivals:
-        return Verdict("No strategy ran to its end with a finite loss, so there is no winner.")
+        return Verdict("No strategy ran to its end and was judged with a finite loss, so there is no winner.")
     has_target = contest.results.target_loss is not None
     if has_target and any(_held_at(run) is not None for each in contest.rivals for run in contest.runs(each)):
         return _by_time(contest)

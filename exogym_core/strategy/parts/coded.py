@@ -40,10 +40,11 @@ def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -
     messages = [
         _encoded(codec, part, lost[index] if lost is not None else None) for index, part in enumerate(parts)
     ]
-    received = yield comm.all_to_all(messages, async_op=True)
+    sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
+    received = yield comm.all_to_all(messages, async_op=True, shapes=[sizes[rank]] * num_ranks)
     total = _summed(codec, received, len(parts[rank]))
     mean = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
-    means = yield comm.all_to_all([mean] * num_ranks, async_op=True)
+    means = yield comm.all_to_all([mean] * num_ranks, async_op=True, shapes=sizes)
     return list(means)
 
 

@@ -62,7 +62,10 @@ def served_mean(
         pairs = zip(messages, parts, strict=True)
         error.copy_(sent - torch.cat([codec.decode(message, len(part)) for message, part in pairs]))
     with comm.counted_as(sum(len(message) for message in messages) if num_ranks > 1 else 0):
-        received = comm.all_to_all(messages) if num_ranks > 1 else messages
+        sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
+        received = messages
+        if num_ranks > 1:
+            received = comm.all_to_all(messages, shapes=[sizes[rank]] * num_ranks)
         mean = torch.zeros_like(parts[rank])
         for part in decoded(codec, received, mean):
             mean += part
@@ -72,6 +75,6 @@ def served_mean(
         message = codec.encode(mean)
         if server_error is not None:
             server_error.copy_(mean - codec.decode(message, len(mean)))
-        means = comm.all_to_all([message] * num_ranks) if num_ranks > 1 else [message]
+        means = comm.all_to_all([message] * num_ranks, shapes=sizes) if num_ranks > 1 else [message]
     pairs = zip(means, parts, strict=True)
     return torch.cat([codec.decode(each, len(part)).to(flat.dtype) for each, part in pairs])

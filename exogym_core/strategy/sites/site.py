@@ -75,7 +75,9 @@ class Site:
         lost = None if residual is None else residual.tensor_split(size)[place]
         yield from averaging.steps(self.between, own, lost)
         with self.inside.counted_as(own.nbytes):
-            posted = self.inside.all_to_all([own] * size, async_op=True)
+            posted = self.inside.all_to_all(
+                [own] * size, async_op=True, shapes=[tuple(part.shape) for part in parts]
+            )
         received = yield posted
         for part, got in zip(parts, received, strict=True):
             part.copy_(got)

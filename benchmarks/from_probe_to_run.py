@@ -1,0 +1,201 @@
+"""The whole way on one network: probe it, import what iperf3 and ping measured, plan, export, and run for real.
+
+    sudo python benchmarks/from_probe_to_run.py [--out DIR]
+
+Namespaces are joined by shaped links (benchmarks/shaped_links.py) whose figures nobody below is told. `netsim probe`
+and, where they are installed, iperf3 and ping measure between them, and make a topology each. `netgym plan` plans a
+round of a small model on the probed one, `netsim export` writes tc scripts for it (checked for syntax), and the same
+experiment runs on the same namespaces over gloo. Printed is what was set, measured and planned, and the real rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import probe
+import yaml
+from real_runs import run_real, steps_of
+from shaped_links import ShapedLinks, why_not
+
+from netsim import Topology
+
+SET = {
+    "name": "set",
+    "regions": {
+        "asia": {"hosts": 1, "nic": "10 Gbit/s"},
+        "eu": {"hosts": 1, "up": "24 Mbit/s", "down": "40 Mbit/s"},
+        "us": {"hosts": 1, "nic": "10 Gbit/s"},
+    },
+    "wan": [
+        {"between": ["asia", "eu"], "bandwidth": "15 Mbit/s", "rtt": "40 ms"},
+        {"between": ["asia", "us"], "up": "20 Mbit/s", "down": "30 Mbit/s", "rtt": "30 ms"},
+        {"between": ["eu", "us"], "bandwidth": "35 Mbit/s", "rtt": "20 ms"},
+    ],
+}
+EXPERIMENT: dict[str, Any] = {
+    "name": "chain",
+    "task": {"name": "text", "block_size": 32},
+    "model": {"name": "gpt", "preset": "byte", "num_layers": 2, "width": 128, "num_heads": 4},
+    "workers": {"count": 3},
+    "device": "cpu",
+    "protocol": "gloo",
+    "collectives": "gloo",
+    "steps": 24,
+    "batch_size": 1,  # so that the network decides, not two cores for three ranks
+    "evaluate": {"samples": 0},
+    "compare_calls": False,
+    "strategies": [
+        {"name": "DiLoCo", "H": 4, "lr": 1e-3},
+        {"name": "DiLoCo", "label": "DiLoCo-int8", "H": 4, "codec": "int8", "lr": 1e-3},
+    ],
+}
+
+
+def netgym(*arguments: str, program: str = "exogym_core.app.cli") -> str:
+    code = f"import sys; from {program} import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}")
+    return done.stdout
+
+
+def by_hand(net: ShapedLinks, folder: Path) -> list[Path]:
+    """iperf3 -J (8 streams) and ping between all hosts, each in a file FROM--TO; none where these are missing."""
+    files = []
+    names = {host.name: host.name.removesuffix(".0") for host in net.topology.hosts}
+    for one in names:
+        for other in names:
+            if one == other:
+                continue
+            path = folder / f"{names[one]}--{names[other]}.json"
+            try:
+                server = subprocess.Popen(
+                    [*net.inside(other), "chrt", "-r", "10", "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL
+                )
+                subprocess.run(["sleep", "0.5"], check=True)
+                client = [
+                    *net.inside(one),
+                    "chrt",
+                    "-r",
+                    "10",
+                    "iperf3",
+                    "-J",
+                    "-P",
+                    "8",
+                    "-t",
+                    "4",
+                    "-O",
+                    "1",
+                ]
+                path.write_text(
+                    subprocess.run([*client, "-c", net.address(other)], capture_output=True, text=True).stdout
+                )
+                server.wait(20)
+                ping = subprocess.run(
+                    [*net.inside(one), "ping", "-c", "20", "-i", "0.05", net.address(other)],
+                    capture_output=True,
+                    text=True,
+                )
+                path.with_suffix(".txt").write_text(ping.stdout)
+            except (OSError, subprocess.TimeoutExpired):
+                server.kill()
+                return []
+            files += [path, path.with_suffix(".txt")]
+    return files
+
+
+def tell(title: str, wanted: Topology, found: Topology, with_lines: bool) -> None:
+    print(title)
+    for what, was_set, got in probe.rows(wanted, found):
+        if not with_lines and ("sends" in what or "receives" in what):
+            continue  # who measures way by way knows nothing of them
+        print(f"    {what:22} set {was_set:8.2f}  found {got:8.2f}  {got / was_set - 1:+.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="keep all files here")
+    args = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f"from_probe_to_run: {reason}")
+    with tempfile.TemporaryDirectory() as scratch:
+        chain(args.out or Path(scratch))
+
+
+def chain(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = Topology.from_mapping(SET)
+    with ShapedLinks(wanted) as net:
+        text = probe.probe(net, ["--seconds", "2", "--name", "mine"], 300.0)
+        (out / "mine.yaml").write_text(text)
+        tell("netsim probe", wanted, Topology.load(out / "mine.yaml"), True)
+        measured = by_hand(net, out)
+        if measured:
+            imported = netgym("import", *map(str, measured), "--name", "byhand", program="netsim.tools.cli")
+            (out / "byhand.yaml").write_text(imported)
+            tell("netsim import of iperf3 and ping", wanted, Topology.load(out / "byhand.yaml"), False)
+        (out / "chain.yaml").write_text(
+            yaml.safe_dump(
+                {**EXPERIMENT, "topology": "mine.yaml", "compute": {"measured": {}, "coding": "measured"}}
+            )
+        )
+        netgym("compare", str(out / "chain.yaml"), "--out", str(out / "simulated"))
+        # Plans take what a step was measured to take on this machine, which the simulated run has stored.
+        compute = yaml.safe_load((out / "simulated" / "experiment.yaml").read_text())["compute"]
+        (out / "plan.yaml").write_text(
+            yaml.safe_dump({**EXPERIMENT, "topology": "mine.yaml", "compute": compute})
+        )
+        plans = json.loads(netgym("plan", str(out / "plan.yaml"), "--json"))
+        netgym(
+            "export",
+            str(out / "mine.yaml"),
+            "--format",
+            "tc",
+            "--out",
+            str(out / "tc"),
+            program="netsim.tools.cli",
+        )
+        scripts = sorted((out / "tc").glob("*.sh"))
+        for script in scripts:
+            subprocess.run(["sh", "-n", str(script)], check=True)
+        print(f"netsim export: {', '.join(script.name for script in scripts)} (syntax checked)")
+        run_real(out / "chain.yaml", net, out / "real", [], 600.0)
+    print(f"load {os.getloadavg()[0]:.1f}")
+    for plan, strategy in zip(plans, EXPERIMENT["strategies"], strict=True):
+        name = strategy.get("label", strategy["name"])
+        rounds = {
+            kind: rounds_of(steps_of(out / kind, name), strategy["H"]) for kind in ("real", "simulated")
+        }
+        real, simulated = (statistics.median(rounds[kind][1:]) for kind in ("real", "simulated"))
+        print(
+            f"{name}: planned {plan['seconds_per_round']:.3f} s, simulated with measured compute {simulated:.3f} s,"
+        )
+        print(
+            f"    measured {real:.3f} s ({plan['seconds_per_round'] / real - 1:+.1%}, {simulated / real - 1:+.1%})"
+        )
+        print("    measured rounds:  " + " ".join(f"{each:.3f}" for each in rounds["real"]))
+        print("    simulated rounds: " + " ".join(f"{each:.3f}" for each in rounds["simulated"]))
+
+
+def rounds_of(steps: list[dict[str, float]], length: int) -> list[float]:
+    """Seconds of each round; the first without its first step."""
+    ends = [
+        steps[0]["seconds"],
+        *(steps[index]["seconds"] for index in range(length - 1, len(steps), length)),
+    ]
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
+if __name__ == "__main__":
+    main()
