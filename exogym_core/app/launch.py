@@ -44,6 +44,7 @@ _MOST_PLACES = 12  # in the table; the file has all
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
 @click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")
+@click.option("--chakra", is_flag=True, help="Write Chakra execution traces into it, chakra.RANK.et each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -58,6 +59,7 @@ def command(
     is_module: bool,
     out: Path | None,
     trace: bool,
+    chakra: bool,
     as_json: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -77,8 +79,9 @@ def command(
         raise InputError(f"netgym launch: -n {num_ranks}: give a whole number from 1 up")
     if not is_module and not Path(script).is_file():
         raise InputError(f"{visible(script)}: no such script; for a module add -m")
-    if trace and out is None:
-        raise InputError("netgym launch: --trace needs a run folder: add --out DIR")
+    if (trace or chakra) and out is None:
+        flag = "--trace" if trace else "--chakra"
+        raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
     replaced = tuple(name.strip() for name in (replace_backend or "").split(",") if name.strip())
     folder = RunFolder.create(str(out), Path(script).stem) if out is not None else None
     report = run_program(
@@ -90,6 +93,7 @@ def command(
         protocol=protocol,
         collectives=collectives,
         trace=folder.path / "trace.json.gz" if folder is not None and trace else None,
+        chakra=folder.path if folder is not None and chakra else None,
         warn=lambda text: click.echo(f"warning: {text}", err=True),
     )
     document = {"run_folder": str(folder.path) if folder is not None else None, **report.as_json()}

@@ -20,6 +20,7 @@ from exogym_core.torch_backend.registration import register
 from exogym_core.torch_backend.replacement import replace_backends
 from exogym_core.torch_backend.report import Exposure, ProgramReport, report_of
 from exogym_core.torch_backend.session import ComputeClock, attach
+from netsim.tools.chakra import ExecutionTraces
 from netsim.tools.trace import tracing
 
 if TYPE_CHECKING:
@@ -59,9 +60,22 @@ def run_program(
     protocol: Any = None,
     collectives: Any = None,
     trace: Path | None = None,
+    chakra: Path | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> ProgramReport:
     """Run a program on `num_ranks` ranks of `topology`, a process each.
+
+    Args:
+        program: what every rank runs.
+        num_ranks: how many there are.
+        topology: the network.
+        compute: what computing costs.
+        placement: host names, one a rank.
+        protocol: how transfers use links.
+        collectives: algorithms of collectives.
+        trace: a file for Perfetto.
+        chakra: a folder for execution traces, one a rank.
+        warn: told in a line what else is to be known.
 
     Raises:
         NetsimError: what ended the run, with the program's own file and line.
@@ -69,6 +83,7 @@ def run_program(
     """
     world = World.build(num_ranks, topology, placement, protocol, collectives)
     exposure = Exposure(num_ranks)
+    traces = ExecutionTraces(num_ranks) if chakra is not None else None
     with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
         store = os.path.join(folder, "store")
 
@@ -86,10 +101,12 @@ def run_program(
                 intra_op_threads=1,
                 on_row=exposure.take,
                 on_deposit=None,
-                journal=Journal(),
+                journal=Journal(on_request=traces.take) if traces is not None else Journal(),
                 recorder=recorder,
                 alone=True,
             )
+    if traces is not None and chakra is not None:
+        traces.write(chakra)
     return report_of(run, exposure)
 
 
