@@ -358,7 +358,7 @@ def test_an_overflow_in_one_shard_skips_the_update_of_the_whole_site(name: str) 
             if number == 0 and comm.rank == 1:
                 replica.scale.grad.fill_(torch.inf)  # one value, which one rank of each machine holds
             if number == 1 and comm.rank == 3:
-                with pytest.raises(InputError, match=r"with a scaler and several ranks per worker call"):
+                with pytest.raises(InputError, match=r"with a scaler and several ranks per site call"):
                     optimizer.step(scaler=scaler)
             optimizer.average_gradients(scaler)
             scaler.unscale_(optimizer.inner_optimizer)
@@ -531,7 +531,7 @@ def refusals() -> list[tuple[type[Exception], str, Any]]:
         ),
         (
             InputError,
-            "sharding='FULL_SHARD': 2 trainable values cannot be cut into 4 shards; use fewer ranks a worker",
+            "sharding='FULL_SHARD': 2 trainable values cannot be cut into 4 shards; use fewer ranks a site",
             lambda: reference.run_strategy(few, tiny, tiny_batches),
         ),
         (

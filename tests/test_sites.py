@@ -87,8 +87,8 @@ def test_sites_compute_what_single_workers_with_their_whole_batch_would(
         want = reference.vector(expected[rank // size])
         torch.testing.assert_close(one, want, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(other, want, rtol=1e-9, atol=1e-9)
-        first_of_worker = by_strategy.results[rank // size * size]
-        assert torch.equal(one, first_of_worker), "the ranks of a worker are equal to the bit"
+        first_of_site = by_strategy.results[rank // size * size]
+        assert torch.equal(one, first_of_site), "the ranks of a site are equal to the bit"
 
     whole = 8 * len(reference.vector(model))
     workers, rounds = shape["num_workers"], steps // H

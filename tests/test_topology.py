@@ -114,11 +114,11 @@ def test_placement_by_name(example: Topology) -> None:
     assert example.place(3, ["us.1", "home", "us.1"]) == (14, 12, 14)
     with pytest.raises(UnknownNameError, match=r"unknown host 'us.9': did you mean 'eu\.9'\?"):
         example.place(1, ["us.9"])
-    with pytest.raises(InputError, match="placement: expected 2 host names, one a worker, got 1"):
+    with pytest.raises(InputError, match="placement: expected 2 host names, one a rank, got 1"):
         example.place(2, ["home"])
     with pytest.raises(InputError, match="placement: expected a list"):
         example.place(4, "home")
-    with pytest.raises(InputError, match="num_workers=0: expected at least 1"):
+    with pytest.raises(InputError, match="num_ranks=0: expected at least 1"):
         example.place(0)
 
 

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for: the simulation needs no sockets, and `run_ranks` starts workers, which use
+    # Imported when asked for: the simulation needs no sockets, and `run_ranks` starts ranks, which use
     # communicators.
     if name == "GlooCommunicator":
         from exogym_core.communicator.gloo.communicator import GlooCommunicator

@@ -33,7 +33,7 @@ def dumps_for_child(obj: Any) -> bytes:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
             f"{path} ({type(part).__qualname__}) cannot be sent to another process ({reason}): "
-            f"create it inside the worker, or use workers.kind=threads"
+            f"create it inside the function that ranks run, or use workers.kind=threads"
         ) from error
 
 

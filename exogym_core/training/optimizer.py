@@ -52,8 +52,8 @@ class DiLoCoOptimizer(Optimizer):
     takes over rank 0's parameters; a round averages pseudo-gradients over all ranks of the communicator.
     `param_groups` and `state` are the inner optimizer's.
 
-    With `ranks_per_worker=k` a worker is k consecutive ranks, such as the GPUs of a site: gradients are
-    averaged among them at each step, and only rounds go to other workers. Whoever unscales or clips gradients
+    With `ranks_per_worker=k` every k consecutive ranks are a site, such as GPUs of one machine: gradients are
+    averaged among them at each step, and only rounds go to other sites. Whoever unscales or clips gradients
     calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
     FSDP, and has that part's optimizer states; gradients are clipped with `clip_grad_norm_` here. The second
     gather of "FULL_SHARD" is done when gradients are averaged, once a step.
@@ -63,7 +63,7 @@ class DiLoCoOptimizer(Optimizer):
     rounds, `while optimizer.local_epoch < rounds`, not steps.
 
     Args:
-        communicator: connects the workers; None for a worker alone.
+        communicator: connects the ranks; None for one alone.
         batch_size: samples a step, counted in `num_samples`.
         inner_optimizer: a factory such as `functools.partial(torch.optim.AdamW, lr=4e-4)`, or an optimizer
             built already.
@@ -258,7 +258,7 @@ class DiLoCoOptimizer(Optimizer):
             self._catch_up()
 
     def average_gradients(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Average the gradients over the ranks of this worker, if it has several.
+        """Average the gradients over the ranks of this site, if it has several.
 
         `step` does it where it has not been done since the last one. Gradients that are unscaled or clipped
         before `step` must be averaged before that, after the step's last backward pass. With `sharding` say
@@ -274,7 +274,7 @@ class DiLoCoOptimizer(Optimizer):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Average the gradients if that has not been done, and clip their norm; returns what it was.
 
-        As FSDP's method of that name: with `sharding` it is the norm over all ranks of the worker.
+        As FSDP's method of that name: with `sharding` it is the norm over all ranks of the site.
         """
         if not self._is_averaged:
             self.average_gradients()
@@ -338,10 +338,10 @@ class DiLoCoOptimizer(Optimizer):
         return loss
 
     def _check_averaged(self) -> None:
-        # A scaler looks for overflow when gradients are unscaled: the ranks of a worker must see the same ones.
+        # A scaler looks for overflow when gradients are unscaled: the ranks of a site must see the same ones.
         if self._gradients is not None and not self._is_averaged:
             raise InputError(
-                f"{type(self).__name__}.step: with a scaler and several ranks per worker call "
+                f"{type(self).__name__}.step: with a scaler and several ranks per site call "
                 "average_gradients() after the backward pass, before scaler.unscale_ and step"
             )
         if isinstance(self._gradients, ShardedReplica) and not self._is_shared:

@@ -20,9 +20,9 @@ _Distance = tuple[int, int]  # picoseconds, links
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine that workers can be placed on; `index` is its position in natural name order.
+    """A machine that ranks can be placed on; `index` is its position in natural name order.
 
-    `devices` is how many it has to compute on; None: as many as it has workers.
+    `devices` is how many it has to compute on; None: as many as it has ranks.
     """
 
     name: str
@@ -31,13 +31,13 @@ class Host:
     device: str | None
     devices: int | None = None
 
-    def slowdown(self, num_workers: int) -> float:
-        """How many times as long a step takes where so many workers share the devices.
+    def slowdown(self, num_ranks: int) -> float:
+        """How many times as long a step takes where so many ranks share the devices.
 
         >>> Host("a", 0, None, None, 2).slowdown(6), Host("a", 0, None, None).slowdown(6)
         (3.0, 1.0)
         """
-        return 1.0 if self.devices is None else max(1.0, num_workers / self.devices)
+        return 1.0 if self.devices is None else max(1.0, num_ranks / self.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which host each worker runs on."""
+"""Which host each rank runs on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 __all__ = ["spread"]
 
 
-def spread(num_workers: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Place workers evenly over groups of hosts (regions), ranks contiguous within a group.
+def spread(num_ranks: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Place ranks evenly over groups of hosts (regions), contiguous within a group.
 
-    Every host gets a worker before any gets a second one. Where the number does not divide, earlier groups
+    Every host gets a rank before any gets a second one. Where the number does not divide, earlier groups
     get one more; a group that is full leaves its share to the others. Returns each rank's host.
 
     >>> spread(4, [[0, 1, 2], [3, 4, 5]])
@@ -22,7 +22,7 @@ def spread(num_workers: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]
     (0, 1, 2, 0, 3)
     """
     num_hosts = sum(len(group) for group in groups)
-    rounds, rest = divmod(num_workers, num_hosts)
+    rounds, rest = divmod(num_ranks, num_hosts)
     extra = [0] * len(groups)
     while rest:
         for position, group in enumerate(groups):

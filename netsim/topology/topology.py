@@ -47,7 +47,7 @@ class Topology:
     Attributes:
         name, source: what it is called, and where its figures come from.
         hosts: in natural name order; `hosts[i].index == i`.
-        routers: names of what forwards and holds no worker, in natural order.
+        routers: names of what forwards and holds no rank, in natural order.
         links: one direction each, by natural order of (source, target); `links[i].index == i`.
         regions: names, in natural order.
         protocol: as the file has it: a preset's name, a mapping, or None. `netsim.topology.protocol` judges it.
@@ -158,21 +158,19 @@ class Topology:
         machine = self.hosts[host]
         return machine.region if machine.region is not None else machine.name
 
-    def place(self, num_workers: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
-        """The host of each worker: spread evenly over regions, or as named, one host a worker.
+    def place(self, num_ranks: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
+        """The host of each rank: spread evenly over regions, or as named, one host a rank.
 
-        Raises InputError where the number of workers is not positive or the names do not match it.
+        Raises InputError where the number of ranks is not positive or the names do not match it.
         """
-        if num_workers < 1:
-            raise InputError(f"num_workers={num_workers}: expected at least 1")
+        if num_ranks < 1:
+            raise InputError(f"num_ranks={num_ranks}: expected at least 1")
         if placement is None:
-            return spread(num_workers, self._groups)
+            return spread(num_ranks, self._groups)
         if isinstance(placement, str) or not isinstance(placement, Sequence):
-            raise InputError("placement: expected a list of host names, one a worker")
-        if len(placement) != num_workers:
-            raise InputError(
-                f"placement: expected {num_workers} host names, one a worker, got {len(placement)}"
-            )
+            raise InputError("placement: expected a list of host names, one a rank")
+        if len(placement) != num_ranks:
+            raise InputError(f"placement: expected {num_ranks} host names, one a rank, got {len(placement)}")
         return tuple(self.host_index(name) for name in placement)
 
     def to_mapping(self) -> dict[str, Any]:

@@ -271,7 +271,7 @@ class ShardedReplica(GradientAverager):
             total = sum(map(_num_values, self._buckets))
             raise InputError(
                 f"sharding={self.sharding.name!r}: {total} trainable values cannot be cut into {num_ranks} "
-                "shards; use fewer ranks a worker, or sharding='NO_SHARD'"
+                "shards; use fewer ranks a site, or sharding='NO_SHARD'"
             )
 
 

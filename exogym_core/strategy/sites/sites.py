@@ -49,7 +49,7 @@ class ShardingOptions(Options):
 
 @dataclass(frozen=True)
 class SiteOptions(ShardingOptions):
-    """Ranks that form one worker.
+    """Ranks that form one site.
 
     Args:
         ranks_per_worker: how many consecutive ranks; it must divide their number. Also `ranks_per_site`.

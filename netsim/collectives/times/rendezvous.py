@@ -25,7 +25,7 @@ __all__ = ["RendezvousExecution"]
 # Posting one send and one receive (locks and system calls) before the next pair can follow.
 POST_SECONDS = 1e-4
 
-# No two ranks begin at the same instant: gloo's worker threads wake 0.1 to 0.5 ms apart. It matters in a LAN, where
+# No two ranks begin at the same instant: gloo's own threads wake 0.1 to 0.5 ms apart. It matters in a LAN, where
 # a late rank's notes queue behind the data that the early ones already asked it for.
 WAKE_SECONDS = 1e-4
 WAKES_APART = 8
@@ -48,7 +48,7 @@ class RendezvousExecution(Execution):
         self._planned: dict[Callable[[], None], float] = {}  # what is to be called later -> when
 
     def arrive(self, member: int) -> None:
-        """This member enters now; its worker thread wakes a little later (messages have none)."""
+        """This member enters now; gloo's thread wakes a little later (messages have none)."""
         seconds = member % WAKES_APART * WAKE_SECONDS
         if seconds and self.schedule.op != "sendrecv":
             self._later(seconds, partial(super().arrive, member))
