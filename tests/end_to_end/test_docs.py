@@ -1,0 +1,123 @@
+"""The documentation: its blocks run, or are parsed where they say so; Sphinx builds it without a warning."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from exogym_core.app.cli import cli as netgym_cli
+from exogym_core.app.cli import main as netgym
+from exogym_core.app.experiment import Experiment
+from exogym_core.results.report import page as page_module
+from netsim.files.documents import parse_document
+from netsim.tools.cli import cli as netsim_cli
+from netsim.tools.cli import main as netsim
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    import click
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted(path for path in (DOCS / "tutorials").glob("*.md") if path.stem != "index")
+GUIDES = sorted(DOCS.glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)( not-run)?\n(.*?)^```", re.S | re.M)
+PROGRAMS: dict[str, click.Group] = {"netgym": netgym_cli, "netsim": netsim_cli}
+
+
+def blocks(page: Path) -> list[tuple[str, bool, str]]:
+    """Language, whether it is only parsed, and text."""
+    return [(name, bool(mark), text) for name, mark, text in BLOCK.findall(page.read_text(encoding="utf-8"))]
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def parse(command: list[str]) -> None:
+    """Its options and arguments exist, and their values have the right form; nothing is run."""
+    if command[0] not in PROGRAMS:
+        return
+    group = PROGRAMS[command[0]]
+    if len(command) > 1 and not command[1].startswith("-"):
+        group.commands[command[1]].make_context(command[1], command[2:])
+
+
+def run(command: list[str]) -> int:
+    return {"netgym": netgym, "netsim": netsim}[command[0]](command[1:])
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_tutorials_work_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block that begins with the name of a file is that file, for the commands and blocks below."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(page_module, "draw_pictures", lambda *_: {})  # takes longer than all the rest
+    for language, is_parsed, text in blocks(page):
+        named = re.match(r"# ([\w-]+\.(?:yaml|py))\n", text)
+        if named:
+            Path(named[1]).write_text(text)
+        elif language == "sh":
+            for command in commands(text):
+                if is_parsed:
+                    parse(command)
+                else:
+                    code = run(command)
+                    assert code == 0, capsys.readouterr().err
+        elif language == "python":
+            exec(compile(text, page.name, "exec"), {"__name__": "__main__"})
+        elif language == "yaml":
+            document = parse_document(text, page.name)
+            Experiment.from_document(document) if "task" in document.data else Topology.from_mapping(
+                document.data, page.name
+            )
+    sys.modules.pop("halves", None)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_what_is_not_run_is_parsed(page: Path) -> None:
+    """Python of the guides is run by test_readme.py; other blocks are parsed, commands with their options."""
+    for language, is_parsed, text in blocks(page):
+        if language == "sh":
+            assert is_parsed, f"{page.name}: run it in a tutorial, or mark it: ```sh not-run"
+            for command in commands(text):
+                parse(command)
+        elif language == "yaml":
+            yaml.safe_load(text)
+        elif language == "python" and is_parsed:
+            compile(text, page.name, "exec")
+
+
+@pytest.mark.docs
+def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
+    """Tutorials, executed notebooks, the Python interface from docstrings, commands from --help, schemas."""
+    build = pytest.importorskip("sphinx.cmd.build", reason="Sphinx is missing: pip install 'netgym[docs]'")
+    pytest.importorskip("myst_nb")
+    import subprocess
+
+    out = tmp_path / "html"
+    # A process of its own: Sphinx and its extensions warn of their own future while they load.
+    command = [sys.executable, "-m", build.__name__, "-b", "html", "-W", "--keep-going", "-q"]
+    done = subprocess.run(
+        [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(out)],
+        capture_output=True, text=True, cwd=ROOT, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 'class="sidebar-tree"' in (out / "index.html").read_text()
+    assert "DiLoCoStrategy" in (out / "api/strategies.html").read_text()
+    assert "netgym report" in (out / "cheat-sheet.html").read_text()
+    assert (out / "experiment.json").read_bytes() == (ROOT / "schemas/experiment.json").read_bytes()
+    for notebook, pictures in (("four-regions", 2), ("a-line-goes-down", 2), ("which-collective", 1)):
+        page = (out / f"gallery/{notebook}.html").read_text()
+        assert page.count('<img alt="../_images/') == pictures, notebook
+    assert "not-run" not in (out / "studies.html").read_text()
