@@ -6,8 +6,8 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import click
 import pytest
 import yaml
 
@@ -19,9 +19,6 @@ from netsim.files.documents import parse_document
 from netsim.tools.cli import cli as netsim_cli
 from netsim.tools.cli import main as netsim
 from netsim.topology import Topology
-
-if TYPE_CHECKING:
-    import click
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -47,7 +44,9 @@ def parse(command: list[str]) -> None:
         return
     group = PROGRAMS[command[0]]
     if len(command) > 1 and not command[1].startswith("-"):
-        group.commands[command[1]].make_context(command[1], command[2:])
+        found = group.get_command(click.Context(group), command[1])
+        assert found is not None, command
+        found.make_context(command[1], command[2:])
 
 
 def run(command: list[str]) -> int:
