@@ -277,6 +277,14 @@ class Communicator(CheckedArguments, ABC):
         dropped when the round is over.
         """
 
+    def compare_places(self, compare: bool) -> None:
+        """Whether members must call all_reduce, all_gather, reduce_scatter and all_to_all at one place of the code.
+
+        They must unless this says otherwise, for this rank's calls from now on in all its groups: two calls of equal
+        shapes that are swapped on one rank are told instead of giving each other's values. Say False where ranks
+        rightly meet from different lines.
+        """
+
     # --- the clock -----------------------------------------------------------------------------------------
 
     @abstractmethod

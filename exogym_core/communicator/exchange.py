@@ -46,8 +46,15 @@ def caller() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+# Calls that all members make alike, so at one place too: two of them that are swapped would mix up their values.
+_ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
 class Signature(NamedTuple):
-    """What one member called; all but `where`, `side` and `on_clock` must agree among members."""
+    """What one member called; all but `where`, `side` and `on_clock` must agree among members.
+
+    `place` is of `where` what must agree too, if anything.
+    """
 
     name: str
     dtype: str
@@ -57,10 +64,18 @@ class Signature(NamedTuple):
     where: tuple[str, int]
     side: str = ""  # "send" or "recv" for a message
     on_clock: bool = True
+    place: tuple[str, int] | None = None
+
+    def placed(self) -> Signature:
+        """The same, to be made at the same place by all members, where that is usual for such a call."""
+        if self.name not in _ALIKE:
+            return self
+        path, line = self.where
+        return self._replace(place=(os.path.basename(path), line))  # machines differ in folders
 
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
-        return (self.name, self.dtype, self.shapes, self.reduce_op, self.root)
+        return (self.name, self.dtype, self.shapes, self.reduce_op, self.root, self.place)
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)

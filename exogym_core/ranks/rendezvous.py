@@ -224,6 +224,8 @@ class _SitesOfRun:
             roster.fetched(site, int(message["number"]), now)
         elif what == "end":
             roster.end(site, int(message["id"]), float(message["seconds"]), now)
+        elif what == "trouble":
+            self._say(f"site {site}: {visible(message['line'], 400)}")
         elif what in ("join", "confirm", "fetch"):
             getattr(roster, what)(site, int(message["id"]), message, now)
 

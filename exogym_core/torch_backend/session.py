@@ -178,6 +178,7 @@ def attach(
     """
     is_process = threading.current_thread() is threading.main_thread()
     compute.start(is_process)
+    comm.compare_places(False)  # libraries meet from wherever they like
     session = RankSession(comm, compute)
     if is_process:
         _here.of_process = session

@@ -104,3 +104,31 @@ def test_disagreement_is_told(body: Callable[[Communicator], None], transport: s
     assert "test_mismatches.py:" in first
     for words in _TABLE[body]:
         assert words in first
+
+
+def _swapped(comm: Communicator) -> list[float]:
+    """Two calls of equal shapes, on rank 1 the other way round."""
+    first, second = torch.full((3,), 1.0), torch.full((3,), 100.0)
+    if comm.rank == 1:
+        comm.all_reduce(second)
+        comm.all_reduce(first)
+    else:
+        comm.all_reduce(first)
+        comm.all_reduce(second)
+    return [float(first[0]), float(second[0])]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_equal_calls_that_are_swapped_on_one_rank_are_told_by_their_places(transport: str) -> None:
+    """They would give each other's values, silently; who means it says so."""
+    with pytest.raises(
+        MismatchError, match=r"rank 1 called all_reduce.* at test_mismatches.py:\d+"
+    ) as caught:
+        run(transport, _swapped, 3)
+    assert "ranks 0, 2 called" in str(caught.value)
+
+    def meant(comm: Communicator) -> list[float]:
+        comm.compare_places(False)
+        return _swapped(comm)
+
+    assert run(transport, meant, 3).results[0] == [102.0, 201.0]

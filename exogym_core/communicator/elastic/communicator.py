@@ -190,7 +190,8 @@ class SiteCommunicator(GlooCommunicator):
         try:
             peers = self._peers(told["group"], members, told["seconds"])
             return work(peers, weights), True
-        except _BROKEN:
+        except _BROKEN as error:
+            self._link.tell("trouble", line=str(error).partition("\n")[0])
             self._leave_group()
             return None, False
 

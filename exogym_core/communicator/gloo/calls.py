@@ -45,6 +45,7 @@ class GlooRank:
         on_deposit: receives what is deposited.
         traffic: what it has sent, in all its groups.
         off_clock: calls are not counted now.
+        compares_places: members must make a collective at the same place.
         start_seconds: when it began, by `time.monotonic`.
         groups: its side of every group, the run's first.
         reused: those of them that are given again to who asks for the same ranks.
@@ -57,6 +58,7 @@ class GlooRank:
     on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None] = lambda note, tensors: None
     traffic: Traffic = field(default_factory=Traffic)
     off_clock: bool = False
+    compares_places: bool = True
     start_seconds: float = field(default_factory=time.monotonic)
     groups: list[GroupCalls] = field(default_factory=list)
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)

@@ -298,7 +298,8 @@ class GlooCommunicator(Communicator):
         # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
         shapes = () if name == "all_to_all" else tuple(tuple(tensor.shape) for tensor in like)
         dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
-        return Signature(name, dtype, shapes, reduce_op, root, caller(), side, not self._state.off_clock)
+        made = Signature(name, dtype, shapes, reduce_op, root, caller(), side, not self._state.off_clock)
+        return made.placed() if self._state.compares_places else made
 
     def _count(self, name: str, tensors: Sequence[Tensor], root: int = 0) -> None:
         if self._state.off_clock:
@@ -327,6 +328,9 @@ class GlooCommunicator(Communicator):
         of_run = tuple(self._calls.ranks[rank] for rank in members)
         member = members.index(self.rank)
         return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)
+
+    def compare_places(self, compare: bool) -> None:
+        self._state.compares_places = compare
 
     def mark(self, row: Mapping[str, Any]) -> None:
         self._state.on_mark({**row, "wall_seconds": self.now()})

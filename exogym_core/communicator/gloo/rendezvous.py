@@ -184,7 +184,7 @@ class Rendezvous:
             return FileStore(self.store_path, self.num_ranks)
         address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+            self.address = self.address or "127.0.0.1"  # and not the interface of this machine's name
         hosting = not again and self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         store = TCPStore(
             address,

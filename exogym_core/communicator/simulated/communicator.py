@@ -164,6 +164,9 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         weakref.finalize(made, self._state.num_calls.pop, made._group_id, None).atexit = False
         return made
 
+    def compare_places(self, compare: bool) -> None:
+        self._state.compares_places = compare
+
     def advance(self, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
             raise InputError(

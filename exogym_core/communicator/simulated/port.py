@@ -76,6 +76,7 @@ class RankState:
     traffic: Traffic = field(default_factory=Traffic)
     pending_seconds: float = 0.0  # advanced, not yet requested
     off_clock: bool = False
+    compares_places: bool = True
     num_calls: dict[Hashable, Counter[Hashable]] = field(default_factory=dict)  # by group
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already

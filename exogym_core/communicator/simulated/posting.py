@@ -175,6 +175,8 @@ class PostingRank(Communicator):
     ) -> T | Handle[T]:
         like = tensors if like is None else like
         signature = signature_of(name, like, reduce_op, root, on_clock=not self._state.off_clock)
+        if self._state.compares_places:
+            signature = signature.placed()
         call = Call(
             name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
         )
