@@ -137,18 +137,25 @@ def _completed(given: Any, of_topology: Any) -> str | Mapping[str, Any] | None:
     return {"preset": "linux-tcp", **base, **given}
 
 
-def _document(strategies: Sequence[str], model: str, topology: str, count: int) -> dict[str, Any]:
+def _of_words(
+    model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
+) -> Document:
     """An experiment's document from words of the command line; what concerns data is not used."""
-    return {
+    given = {"--model": model, "--strategy": strategies, "--topology": topology}
+    if missing := [flag for flag, value in given.items() if not value]:
+        raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
+    assert topology is not None
+    words = {
         "name": "plan",
         "task": "digits",
         "model": {"name": model},
-        "workers": {"count": count},
+        "workers": {"count": workers or len(Topology.load(topology).hosts)},
         "topology": topology,
         "steps": 1,
         "autocast": "bf16",
         "strategies": [{"name": name} for name in strategies],
     }
+    return Document("command line", words)
 
 
 def request_of(
@@ -179,22 +186,11 @@ def request_of(
     sets = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
-    named = {"topology": topology, "protocol": protocol}
     if path is None:
-        missing = [
-            flag
-            for flag, value in (("--model", model), ("--strategy", strategies), ("--topology", topology))
-            if not value
-        ]
-        if missing:
-            raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
-        assert model is not None
-        assert topology is not None
-        count = workers or len(Topology.load(topology).hosts)
-        words = _document(strategies, model, topology, count)
-        document, folder, name = Document("command line", words), Path(), "plan"
+        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
     else:
         document, folder, name = load_document(path), path.parent, path.stem
+    named = {"topology": topology, "protocol": protocol}
     options = {key: value for key, value in named.items() if value is not None}
     settled = apply_overrides(document, sets, options)
     data: Any = settled.data
