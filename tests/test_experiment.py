@@ -147,6 +147,47 @@ def test_errors_in_overrides_name_the_flag(write: Any, override: str, line: str)
     assert str(caught.value).splitlines()[0].startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("key", "change", "told"),
+    [
+        ("task", ("digits", "{name: 'CODE:fails'}"), "it fails with KeyError at CODE.py:2: 'width'"),
+        (
+            "model",
+            ("steps: 6", "steps: 6\nmodel: {name: 'CODE:fails'}"),
+            "it fails with KeyError at CODE.py:2",
+        ),
+        ("strategy", ("AllReduce", "{name: 'CODE:fails'}"), "it fails with KeyError at CODE.py:2: 'width'"),
+        (
+            "task",
+            ("digits", "{name: 'CODE_import:any'}"),
+            "its import fails with ZeroDivisionError at CODE_i",
+        ),
+    ],
+)
+def test_own_code_that_fails_is_told_with_file_line_and_key(
+    write: Any, tmp_path: Path, key: str, change: tuple[str, str], told: str
+) -> None:
+    """It used to be told as a bare KeyError: whose, of which key and in which file could not be seen."""
+    name = f"failing_{key}"
+    (tmp_path / f"{name}.py").write_text("def fails(**options):\n    return {}['width']\n")
+    (tmp_path / f"{name}_import.py").write_text("any = 1 / 0\n")
+    old, new = change
+    path = write(SMALL.replace(old, new.replace("CODE", name), 1))
+    experiment = Experiment.load(path)
+    builds = {
+        "strategy": lambda: experiment.build_strategy(experiment.strategies[0]),
+        "task": experiment.build_task,
+        "model": lambda: experiment.build_model(experiment.build_task()),
+    }
+    with pytest.raises(InputError) as caught:
+        builds[key]()
+    line = str(caught.value).splitlines()[0]
+    place = "strategies[0]" if key == "strategy" else key
+    assert line.startswith(f"{path}:"), line
+    assert f": {place}: {key} '{name}" in line
+    assert told.replace("CODE", name) in line
+
+
 BAD_FILES = [
     (("steps: 6", "stepz: 6"), 5, "stepz: unknown key 'stepz': did you mean 'steps'? "),
     (("steps: 6", "steps: six"), 5, "steps: expected a whole number, got 'six'"),
@@ -203,6 +244,16 @@ BAD_FILES = [
         6,
         "minibatch_size: unknown choice 'atuo': did you mean 'auto'?",
     ),
+    (("steps: 6", "steps: 6\nuntil: 0"), 6, "until: got 0.0; give a positive duration such as '2 h'"),
+    (("steps: 6", "steps: 6\nuntil: 0 s"), 6, "until: got '0 s'; give a positive duration such as '2 h'"),
+    (("steps: 6", "steps: 6\nuntil: 2 kg"), 6, "until: got '2 kg': unknown unit 'kg'"),
+    (("steps: 6", "steps: 6\nuntil: 30"), 6, "until: 30 has no unit: write '30 s' or '30 h'"),
+    (
+        ("topology: two-datacenters", "until: 2 h"),
+        3,
+        "until: needs virtual time, and there is no topology: add one",
+    ),
+    (("steps: 6", "steps: 6\nfailures: {mtbf: 0 s}"), 6, "failures: failures.mtbf is '0 s'; give a positive"),
     (
         (
             "two-datacenters\ncompute: 50 ms",

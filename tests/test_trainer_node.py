@@ -189,7 +189,15 @@ def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
     recorder.finish()
     assert [row["judged_virtual_seconds"] for row in result.validation] == [0.0, 10.0, 10.0, 50.0]
     assert [row["virtual_seconds"] for row in result.validation] == [0.0, 20.0, 40.0, 60.0]
-    assert (result.target, result.virtual_seconds_to_target) == ("touched", 10.0)  # one other model follows
+    assert (result.target, result.virtual_seconds_to_target) == ("touched", None)  # one other model follows
+    result = FitResult(num_nodes=1, target_loss=3.5)
+    recorder = RowRecorder(result, True)
+    for step in range(1, 7):
+        recorder.add(step_row(0, 10.0 * step, step, 1.0))
+    for step, loss, version, born in ((1, 3.6, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 2, 3), (6, 0.5, 3, 5)):
+        recorder.observe(evaluation(step, loss, version, born, mean=0.1))
+    recorder.finish()
+    assert (result.target, result.virtual_seconds_to_target) == ("held", 10.0)
 
 
 def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_before_it_is_told():

@@ -19,7 +19,7 @@ from exogym_core.app.own_code import OwnCode, find_own_code
 from exogym_core.app.settings import Named, Settings, StrategySettings, yaml_text
 from exogym_core.names import unique_labels
 from exogym_core.results.seal import code_folder_of, is_own
-from exogym_core.training.options import file_values
+from exogym_core.training.options import OPTIONS, TIMED, file_values
 from netsim.files.documents import Document, KeyPath, load_document, validate
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
@@ -108,6 +108,7 @@ class Experiment:
         )
         folders = [folder] if code_folder is None else [folder, code_folder]
         experiment = replace(experiment, own_code=experiment._found_code(folders))
+        experiment._check_options()
         experiment._check_network()
         experiment._check_machine()
         for entry in experiment.strategies:
@@ -258,6 +259,23 @@ class Experiment:
     def to_yaml(self) -> str:
         """The resolved form as a YAML file that loads to an equal experiment."""
         return yaml_text(self.to_mapping())
+
+    def _check_options(self) -> None:
+        """What `fit` would refuse later, each by itself."""
+        for name, value in file_values(self.settings).items():
+            told = OPTIONS[name]
+            if value is not None and told.check is not None and told.key is not None:
+                path = tuple(told.key.split("."))
+                try:
+                    told.check(name, value)
+                except InputError as error:
+                    text = str(error).replace(f"fit: {name} is ", "got ", 1).removeprefix("fit: ")
+                    raise self.document.error(path, text) from error
+                if name == "until" and isinstance(value, float):
+                    told_how = f"{value:g} has no unit: write '{value:g} s' or '{value:g} h'"
+                    raise self.document.error(path, told_how)
+                if self.topology is None and name in TIMED:
+                    raise self.document.error(path, "needs virtual time, and there is no topology: add one")
 
     def _check_network(self) -> None:
         """What only the topology can tell: placement, and a protocol that exists."""

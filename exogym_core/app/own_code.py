@@ -6,17 +6,20 @@ installed distribution that the module's name is, and never from Python's own li
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 import re
 import sys
 import sysconfig
+import traceback
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +57,7 @@ class OwnCode:
         return f"{self.reference} of {_file_in(self.folder, self.module)}"
 
     def load(self) -> Callable[..., Any]:
-        """Import the module, which runs it, and return the callable.
+        """Import the module, which runs it, and return the callable, whose failures are told with its name.
 
         Raises:
             InputError: it cannot be imported, has no such callable, or the callable is Python's own.
@@ -66,6 +69,8 @@ class OwnCode:
             raise InputError(
                 f"{self.what} '{self.reference}': cannot import '{self.module}' ({error})"
             ) from error
+        except Exception as error:
+            raise self._failed("its import fails with", error) from error
         found = getattr(module, name, None)
         if not callable(found):
             raise InputError(
@@ -77,7 +82,26 @@ class OwnCode:
                 f"{self.what} '{self.reference}': is Python's own '{home}'; write the callable into a module "
                 "beside the file"
             )
-        return found  # type: ignore[no-any-return]
+        return self._told(found)
+
+    def _told(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(found, updated=())
+        def called(*arguments: Any, **options: Any) -> Any:
+            try:
+                return found(*arguments, **options)
+            except NetsimError:
+                raise
+            except Exception as error:
+                raise self._failed("it fails with", error) from error
+
+        return called
+
+    def _failed(self, how: str, error: Exception) -> InputError:
+        """What somebody's own code raised, and where."""
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+        told = str(error).partition("\n")[0]
+        return InputError(f"{self.what} '{self.reference}': {how} {type(error).__name__}{where}: {told}")
 
 
 # `posix`, `nt` and the like are where some of `os` says that it comes from.

@@ -244,7 +244,7 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
         loss, seconds = strategy.get("final_loss"), strategy.get("virtual_seconds_to_target")
         told = "" if seconds is None else format_seconds(seconds)
         if strategy.get("target") == "touched":
-            told += " (not held)"
+            told = "not held"
         yield (
             "" if position else point,
             visible(strategy["name"], 40),

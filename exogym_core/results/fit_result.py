@@ -51,8 +51,8 @@ class FitResult:
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
             buffers that a state_dict leaves out are there under their names.
         mean_state: that of the mean of all present ranks' models, which costs no virtual time and is not judged.
-        target_loss, virtual_seconds_to_target: what was asked for, and when the first judged model that reached it
-            came to exist; None if none did, or without a topology.
+        target_loss, virtual_seconds_to_target: what was asked for, and, if it is held, when the first judged model
+            that reached it came to exist; None if it is not, or without a topology.
         target: "held", "touched" or "missed", see `exogym_core.results.target:reach`; None where nothing was asked.
         final_loss, accuracy: the judged model's at the end, on the evaluation samples; None if there are none.
         mean_of_replicas_loss: the mean model's at the end, a diagnostic.

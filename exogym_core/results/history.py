@@ -160,7 +160,9 @@ class RowRecorder:
         self._take_evaluations(at_end=True)
         if result.target_loss is not None and self._judged:
             reached = reach(self._judged, result.target_loss)
-            result.target, result.virtual_seconds_to_target = reached.target, reached.seconds
+            result.target = reached.target
+            if reached.target == "held":
+                result.virtual_seconds_to_target = reached.seconds
 
     def _utilisation(self, ranks: list[StampedRow]) -> float | None:
         if not self._timed:

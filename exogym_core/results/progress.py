@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from exogym_core.names import visible
+from exogym_core.results.losses import format_loss
 from netsim.files.units import format_seconds
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ _NAME_WIDTH = 24
 def _told(row: Mapping[str, Any]) -> str:
     """Loss and virtual time of a row in a few words."""
     seconds = row.get("virtual_seconds")
-    loss = f"loss {row['train_loss']:.4f}"
+    loss = f"loss {format_loss(row['train_loss'])}"
     return loss if seconds is None else f"{loss}, virtual time {format_seconds(seconds)}"
 
 
 def _ended(label: str, result: FitResult) -> str:
     words = [f"step {len(result.history)} of {result.max_steps}"]
     if result.final_loss is not None:
-        words.append(f"final loss {result.final_loss:.4f}")
+        words.append(f"final loss {format_loss(result.final_loss)}")
     if result.virtual_seconds is not None:
         words.append(f"virtual time {format_seconds(result.virtual_seconds)}")
     if result.first_non_finite_step is not None:

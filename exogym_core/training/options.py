@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["OPTIONS", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
+__all__ = ["OPTIONS", "TIMED", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
 
 _HALF_AN_HOUR = 1800.0  # a rank may be 3 % slower than the others over rounds of many hours
 
@@ -221,6 +221,9 @@ class RunOptions:
 
 OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(RunOptions)}
 """What is told of each option, by its name."""
+
+TIMED = ("until", "failures", "val_seconds")
+"""Options that mean nothing without virtual time."""
 
 
 def file_values(settings: object) -> dict[str, Any]:

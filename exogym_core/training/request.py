@@ -21,7 +21,7 @@ from exogym_core.ranks.torchrun import torchrun_rank
 from exogym_core.results.loggers import X_AXES
 from exogym_core.strategy.base import Strategy
 from exogym_core.training.evaluation import PRECISIONS
-from exogym_core.training.options import OPTIONS, RunOptions, whole_number
+from exogym_core.training.options import OPTIONS, TIMED, RunOptions, whole_number
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
 from netsim.topology.weather import random_crashes
@@ -118,8 +118,7 @@ class FitRequest(RunOptions):
         if self.servers is not None and self.strategy.num_servers:
             self.strategy = copy.deepcopy(self.strategy)
             self.strategy.num_servers = self.servers
-        timed = {"until": self.until, "failures": self.failures, "val_seconds": self.val_seconds}
-        name = next((name for name, value in timed.items() if value is not None), None)
+        name = next((name for name in TIMED if getattr(self, name) is not None), None)
         if name is not None and (self.topology is None or not self.carrier.has_clock):
             raise InputError(f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'")
 

@@ -184,8 +184,8 @@ class Trainer:
                 then rank 0 has the history and returns the mean model, the others return their own); or one that was
                 registered (`exogym_core.ranks.run`).
             workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
-            target_loss: `virtual_seconds_to_target` tells when the first judged model that reached it came to exist,
-                and `target` whether the loss was held.
+            target_loss: `target` tells whether the loss was held, and `virtual_seconds_to_target`, if it was, when the
+                first judged model that reached it came to exist.
             resume_from: a folder of checkpoints; goes on from its newest, or from the start where there is none
                 yet, to the same bits as without an interruption; new checkpoints go there too. All other
                 arguments must be those of the interrupted run, but for its length and `workers`.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.app.studies.points import point_text
 from exogym_core.names import visible
+from exogym_core.results.losses import format_loss
 from netsim.files.units import format_seconds
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class PointProgress:
                 share,
                 lambda: (
                     f"{self._name}: {self._label}: step {row['step']} of {self._steps}, "
-                    f"loss {row['train_loss']:.4f}"
+                    f"loss {format_loss(row['train_loss'])}"
                 ),
             )
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.names import visible
+from exogym_core.results.losses import format_loss
 from netsim.files.units import format_bytes
 
 if TYPE_CHECKING:
@@ -133,10 +134,8 @@ def _name_text(result: StrategyResult) -> str:
     return f"{name} (incomplete)" if result.incomplete else name
 
 
-def _number_text(value: float | None, deviation: float | None, form: str) -> str:
-    if value is None:
-        return _UNKNOWN
-    return f"{value:{form}}{_spread(deviation, lambda each: f'{each:{form}}')}"
+def _number_text(value: float | None, deviation: float | None, write: Callable[[float], str]) -> str:
+    return _UNKNOWN if value is None else f"{write(value)}{_spread(deviation, write)}"
 
 
 def _saves(results: Results, result: StrategyResult) -> bool:
@@ -154,10 +153,10 @@ def _cells(results: Results, result: StrategyResult) -> list[str]:
     return [
         _name_text(result),
         _target_text(results, result),
-        _number_text(result.final_loss, deviations.get("final_loss"), ".4f"),
-        _number_text(result.accuracy, deviations.get("accuracy"), ".1%"),
+        _number_text(result.final_loss, deviations.get("final_loss"), format_loss),
+        _number_text(result.accuracy, deviations.get("accuracy"), "{:.1%}".format),
         _UNKNOWN if seconds is None else _seconds_text(results, seconds, deviations.get("virtual_seconds")),
-        _number_text(result.compute_utilisation, deviations.get("compute_utilisation"), ".1%"),
+        _number_text(result.compute_utilisation, deviations.get("compute_utilisation"), "{:.1%}".format),
         _UNKNOWN if result.bytes_sent_per_worker is None else format_bytes(result.bytes_sent_per_worker),
         _UNKNOWN if result.wan_bytes is None else format_bytes(result.wan_bytes),
         ratio(baseline.bytes_sent_per_worker, result.bytes_sent_per_worker) if baseline else _UNKNOWN,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
+from exogym_core.results.losses import format_loss
 from exogym_core.results.report.table import ratio
 from exogym_core.results.seeds import mean_and_deviation
 from netsim.files.units import format_bytes, format_seconds
@@ -144,7 +146,9 @@ def _by_time(contest: _Contest) -> Verdict:
     text += f"{_lead(contest, holders)}.{_why(winner, contest.results.baseline)}{_others(contest)}"
     best = min(contest.rivals, key=lambda each: contest.mean(each, _final))
     if contest.mean(best, _final) < contest.mean(winner, _final):
-        losses = f"{contest.mean(best, _final):.4f} against {contest.mean(winner, _final):.4f}"
+        losses = (
+            f"{format_loss(contest.mean(best, _final))} against {format_loss(contest.mean(winner, _final))}"
+        )
         text += f" The lowest final loss is {_name(best)}'s ({losses})."
     return Verdict(text + _one_seed(contest), winner.name)
 
@@ -233,8 +237,9 @@ def _first_touch(contest: _Contest, strategy: StrategyResult) -> str:
     if len(contest.seeds) > 1 or target is None:
         return ""
     for run in contest.runs(strategy):
-        if run.virtual_seconds_to_target is not None:
-            return f" after {format_seconds(run.virtual_seconds_to_target)}"
+        for row in run.validation:
+            if "judged_virtual_seconds" in row and row.get("judged_loss", math.inf) <= target:
+                return f" after {format_seconds(row['judged_virtual_seconds'])}"
         places = run.at_steps("virtual_seconds")
         for step, loss in run.losses:
             if loss <= target and step in places:
@@ -248,7 +253,7 @@ def _first_touch(contest: _Contest, strategy: StrategyResult) -> str:
 def _by_loss(contest: _Contest) -> Verdict:
     results = contest.results
     rivals = sorted(contest.rivals, key=lambda each: contest.mean(each, _final))
-    best, losses = rivals[0], [f"{contest.mean(each, _final):.4f}" for each in rivals]
+    best, losses = rivals[0], [format_loss(contest.mean(each, _final)) for each in rivals]
     wins = contest.first(_final)
     wins_all = wins[best.name] == len(contest.seeds)
     if len(rivals) == 1:
