@@ -119,6 +119,15 @@ def test_who_does_not_know_the_secret_is_not_let_in() -> None:
         assert "NETGYM_SECRET" in line
 
 
+def test_who_waits_for_ranks_that_never_start_is_told_in_time(tmp_path: Path) -> None:
+    """A rendezvous by a file used to wait for torch's five minutes, whatever time-out was given."""
+    lonely = Rendezvous(0, 2, str(tmp_path / "store"), timeout_seconds=0.2, secret=b"s" * 32)
+    with pytest.raises(
+        DeadlockError, match=r"rank 0 waits for all 2 ranks to start: no answer .* within 0\.2 s"
+    ):
+        lonely.join()
+
+
 def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
     """Rank 1 has a connection to rank 0, by whatever means, and cannot prove that it is one of the run."""
     torch.set_num_threads(1)

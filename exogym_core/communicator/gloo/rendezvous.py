@@ -152,7 +152,7 @@ class Rendezvous:
             raise
         except RuntimeError as error:
             reason = _SOURCE.sub("", str(error).partition("\n")[0]).partition(". This is")[0]
-            late = "imed out" in reason or "timeout" in reason
+            late = "imed out" in reason or "imeout" in reason
             if not late and not any(word in reason for word in _LOST):
                 raise
         # Outside of the handler: gloo's own traceback is no context that a user could use.
@@ -181,7 +181,9 @@ class Rendezvous:
     def _open_store(self, again: bool = False, of_restart: bool = True) -> Store:
         if self.store_path:
             os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK  # else the interface of this machine's name
-            return FileStore(self.store_path, self.num_ranks)
+            meeting = FileStore(self.store_path, self.num_ranks)
+            meeting.set_timeout(self._timeout)  # torch's own is 5 minutes
+            return meeting
         address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
             self.address = self.address or "127.0.0.1"  # and not the interface of this machine's name

@@ -50,7 +50,7 @@ class Trajectory:
         self._entering, self._has_entered = instant, False
         kept, state = self._memory.solve(self, self.state, entries)
         if not self._has_entered or state.ends or state.known_until > entries.lasting:
-            self._sandbox = None  # not this state's, or what follows is known
+            self._sandbox, self._given = None, 0  # not this state's, or what follows is known
         if state.start is not None:
             self._anchor, self._since = state.start, []
         else:
