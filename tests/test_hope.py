@@ -10,6 +10,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from netsim.collectives.times.events import Execution
+from netsim.face.flows import play_flows
 from netsim.files.errors import DeadlockError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -107,6 +108,15 @@ def test_a_link_that_comes_back_by_its_trace_is_hope(weather: str, protocol: str
     run = run_ranks(body, 3, star(traces=trace, **ENDLESS[weather]), protocol=protocol)
     assert run.virtual_seconds is not None
     assert 500.0 < run.virtual_seconds < 503.0
+
+
+def test_acknowledgements_never_take_all_of_a_narrow_way_back() -> None:
+    """Those of steady traffic at 900 Mbit/s filled a way back of 10 Mbit/s: what was sent there never arrived."""
+    line = {"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "10 ms"}
+    background = [{"from": "b", "to": "a", "rate": "900 Mbit/s"}]
+    topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [line], "background": background})
+    (finish,) = play_flows(topology, [(1.0, "a", "b", 1e6)], "linux-tcp")
+    assert 1.8 < finish < 3.0
 
 
 @WEATHERS

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Rates"]
 
+# Of a link, what acknowledgements leave to data however fast they come: those of 1 Gbit/s one way would fill 10 Mbit/s
+# the other way, and what is sent there would stand still. Real ones are thinned out, or slow the others down.
+_NOT_FOR_ACKS = 0.5
+
 
 class Rates:
     """Payload bytes per second of the transfers that drain, by slot.
@@ -86,6 +90,6 @@ class Rates:
         for link in self._stale:
             taken = self._ack_share * sum([self._gross.rate[slot] for slot in self._acking[link]])
             payload = float(self._capacity.payload_bytes_per_second[link])
-            self._net.resize(link, max(payload - taken, 0.0))
+            self._net.resize(link, max(payload - taken, payload * _NOT_FOR_ACKS))
         self._stale.clear()
         return self._net.settle()
