@@ -54,9 +54,14 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     of rank 0 say what is simulated, and where a run folder is written.
 
     Raises:
-        InputError: a variable is wrong.
+        InputError: a variable is wrong, or torchrun has restarted the program.
         RankError: the simulation's process has ended.
     """
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        raise InputError(
+            "netsim: torchrun has restarted this program, and its simulation cannot go on from there: run it without "
+            "--max-restarts"
+        )
     compute = ComputeClock.parse(os.environ.get("NETGYM_COMPUTE", "live"))
     if rank == 0:
         _world(num_ranks)  # or its mistakes would be told by another process

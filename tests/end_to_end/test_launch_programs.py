@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from exogym_core.torch_backend.server import connect
+from netsim.files.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
 FEATURES = re.compile(r"^([a-zA-Z]\w+) (-?[\d.]+)$", re.MULTILINE)
@@ -85,6 +89,32 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
     assert ends == [pytest.approx(1.0), pytest.approx(1.5)]
 
 
+@pytest.mark.parametrize("compute", ["flops h100 0.4", "live 0.5", "marks"])
+def test_what_computing_costs(compute: str, tmp_path: Path) -> None:
+    """Rank 1 multiplies matrices of 256: 2 * 256**3 operations each time; an H100 does 989.5e12 a second in bf16."""
+    script = tmp_path / "compute.py"
+    script.write_text(
+        "import torch, torch.distributed as dist, exogym_core\n"
+        "dist.init_process_group('netsim')\n"
+        "square = torch.ones(256, 256)\n"
+        "for _ in range(10 * dist.get_rank()): square @ square\n"
+        "exogym_core.advance(0.25)\n"
+        "dist.barrier()\n"
+    )
+    code, out, err = launch("-n", "2", "--topology", "lan", "--compute", compute, "--json", str(script))
+    assert code == 0, err
+    report = json.loads(out)
+    whole = report["virtual_seconds"]
+    computed = report["compute_utilisation"] * whole * 2  # of both ranks
+    operations = 10 * 2 * 256**3
+    if compute.startswith("flops"):
+        assert computed == pytest.approx(0.5 + operations / (989.5e12 * 0.4), abs=1e-8)
+    elif compute == "marks":
+        assert computed == pytest.approx(0.5, abs=1e-8)
+    else:
+        assert computed > 0.5
+
+
 def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> None:
     """No launcher of ours: rank 0 starts the simulation, the others find it in c10d's store."""
     out = tmp_path / "run"
@@ -108,6 +138,12 @@ def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> 
         os.sched_yield()
         subprocess.run(["sleep", "0.05"], check=True)
     assert json.loads((out / "launch.json").read_text())["virtual_seconds"] > 0.02
+
+
+def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(InputError, match=r"run it without --max-restarts$"):
+        connect(torch.distributed.HashStore(), 0, 2)
 
 
 def failing(tmp_path: Path, text: str) -> str:
