@@ -171,6 +171,9 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.
     assert "<b>A</b>" not in text
     assert "&lt;b&gt;A" in text
     assert "default-src 'none'" in text
+    assert '<thead><tr><th scope="col">run, strategy</th><th scope="col">to target</th>' in text, (
+        "at one glance"
+    )
     assert text.count('<figure class="static">') == 3, "against time, steps and bytes"
     assert not re.search(r"(?:src|href|srcset)=\"(?!data:image/png;base64,)", text)
     assert len(text) < 6e6
