@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.app.cli import main
+from exogym_core.cost.compute import Compute
+from exogym_core.planning.advise import advise
+from exogym_core.planning.measure import Setting
+from exogym_core.planning.models import planned_model
 from exogym_core.planning.ring_order import EXACT_SITES, best_cycle
+from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +64,19 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     assert {row["left_out"] for row in told["ranked"]} == {None, "us-east", "us-west", "eu", "asia"}
     assert told["ring"]["bound_seconds"] <= told["ring"]["seconds"] <= told["ring"]["natural_seconds"]
     assert any("loss at this scale" in line for line in told["unknown"])
+
+
+def test_what_does_not_fit_is_last_and_sites_are_tried_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AllReduce keeps 16 bytes a parameter, DiLoCo 24 with its outer states."""
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
+    compute = Compute.parse({"flops": {"device": "a100"}})
+    where = Setting(planned_model("llama-2m", 64), Topology.load("two-datacenters"), compute, 4, 8, 1e9)
+    assert where.memory_available() == 80e9
+    monkeypatch.setattr(Setting, "memory_available", lambda self: 20.0 * self.model.num_parameters)
+    rows = advise(where)["ranked"]
+    assert {row["options"].get("ranks_per_worker") for row in rows} == {None, 2}
+    assert [row["fits"] for row in rows] == [True, False, False]
+    assert [row["pareto"] for row in rows] == [True, False, False]
 
 
 def test_steps_of_own_runs_are_applied_and_named(

@@ -10,6 +10,7 @@ import click
 
 from netsim.files.errors import InputError
 from netsim.files.units import parse_seconds
+from netsim.tools.sign_of_life import SignOfLife
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,9 +81,11 @@ def plan(
 
     rows: list[dict[str, Any]] = []
     points = grid(sweeps)
-    for point in points:
-        request = request_of(experiment, point, **words)
-        rows += [{**row, "point": point} if sweeps else row for row in _plans(request, planned)]
+    with SignOfLife("planning", len(points) if sweeps else None) as sign:
+        for point in points:
+            request = request_of(experiment, point, **words)
+            rows += [{**row, "point": point} if sweeps else row for row in _plans(request, planned)]
+            sign.advance()
     if not sweeps:
         return _tell(rows, rows, as_json, out)
     keys = [text.partition("=")[0].strip() for text in sweeps]
@@ -139,7 +142,8 @@ def reproduce(
     given = {key: value for key, value in sizes.items() if value is not None}
     if given and name != "streaming-diloco":
         raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")
-    told = reproduced(name, **given)
+    with SignOfLife(f"reproducing {name}"):
+        told = reproduced(name, **given)
     if as_json:
         return click.echo(json.dumps(told, indent=2))
     click.echo(f"{told['name']}: {told['source']}")
@@ -178,7 +182,8 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     from exogym_core.planning.advise import advise as advised
 
     request = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words)
-    told = advised(request.setting(), step_ratios(runs) if runs is not None else None)
+    with SignOfLife("planning strategies and settings"):
+        told = advised(request.setting(), step_ratios(runs) if runs is not None else None)
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
     for place, row in enumerate(told["ranked"], 1):
@@ -201,6 +206,7 @@ def _advice_line(row: dict[str, Any]) -> str:
     options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
     name = f"{row['strategy']}({options})" + (f", {row['streams']} streams" if row["streams"] else "")
     name += f", without {row['left_out']}" if row["left_out"] else ""
+    name += " (does not fit)" if row["fits"] is False else ""
     money = (
         f"{row['worker_hours']:,.0f} worker hours" if row["cost"] is None else f"{row['cost']:,.0f} dollars"
     )

@@ -43,7 +43,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         "-" if days is None else f"{days:,.1f}",
         "-" if cost is None else f"{cost:,.0f}",
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else ""),
-        format_bytes(row["memory_per_worker"]),
+        format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else ""),
         row["limit"]["by"],
     ]
 
@@ -72,6 +72,11 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any) -> list[str]:
         at = f" at {_point(row)}" if "point" in row else ""
         name = visible(row["name"], 40)
         notes.append(f"{name}{at}: limited by {row['limit']['by']}; {row['limit']['remedy']}")
+        if row["fits"] is False:
+            notes.append(
+                f"{name}{at}: does not fit: a worker's devices have {format_bytes(round(row['memory_available']))}; "
+                "more devices a worker, or shard or offload states"
+            )
         notes += [f"{name}{at}: {visible(remark)}" for remark in row["remarks"]]
     if isinstance(plain, dict):
         notes += [

@@ -28,10 +28,12 @@ class Device:
             units where the dtype has them, and for half precision the rate with fp32 accumulation.
         source: where the figures are published. Processors' are cores x base clock x operations a cycle (two
             fused multiply-adds of 128 bits for NEON, 256 for AVX2, 512 for AVX-512).
+        memory_bytes: of its own, in the model that has most; None where it is the machine's.
     """
 
     flops: Mapping[str, float]
     source: str
+    memory_bytes: float | None = None
 
     def flops_for(self, dtype: str, name: str) -> float:
         """Peak operations a second in `dtype`; a half precision the device lacks runs as fp32.
@@ -47,7 +49,11 @@ class Device:
 
 
 DEVICES: dict[str, Device] = {
-    name: Device({dtype: float(row[dtype]) * 1e12 for dtype in _DTYPES if row[dtype]}, row["source"])
+    name: Device(
+        {dtype: float(row[dtype]) * 1e12 for dtype in _DTYPES if row[dtype]},
+        row["source"],
+        float(row["memory_gb"]) * 1e9 if row["memory_gb"] else None,
+    )
     for name, row in device_table().items()
 }
 """Devices by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CANDIDATES", "Ratio", "advise"]
 
 _STREAMS = (8, 64)
+_MOST_IN_SITES = 16  # ranks of which every step is played, since those of a site meet in each
 _REFINED = 3  # of the fastest candidates, how many are tried with more streams
 
 #: Strategies and options that are tried; those that are not here yet are left out.
@@ -31,6 +33,8 @@ CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("DiLoCo", {"H": 500, "codec": "int8"}),
     ("StreamingDiLoCo", {"H": 100}),
     ("StreamingDiLoCo", {"H": 100, "codec": "int8"}),
+    ("StreamingDiLoCo", {"H": 100, "codec": "int8", "tau": 5}),
+    ("StreamingDiLoCo", {"H": 100, "codec": "int8", "tau": 10, "num_fragments": 4}),
     ("SparseLoCo", {"H": 30}),
     ("DeMo", {}),
 )
@@ -54,6 +58,8 @@ class Ratio:
 def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[str, Any]:
     """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
 
+    What does not fit into the devices' memory is ranked last.
+
     Args:
         setting: with `tokens`.
         ratios: steps to the same loss by strategy; their days are multiplied with the mean.
@@ -62,8 +68,8 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
         `ranked` (mappings of plans with `options`, `streams`, `left_out`, `worker_hours`, `days_low`, `days_high` and
         `pareto`), `ring`, and `unknown`: what the ranking does not know.
     """
-    rows = [_row(name, options, setting) for name, options in _known()]
-    rows.sort(key=lambda row: row["days"])
+    rows = [_row(name, options, setting) for name, options in _known(setting)]
+    rows.sort(key=_place)
     protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
     if Protocol.parse(protocol).has_windows:
         mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
@@ -73,7 +79,7 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
             for streams in _STREAMS
             for faster in [replace(setting, protocol={**mapping, "streams": streams})]
         ]
-    best = min(rows, key=lambda row: row["days"])
+    best = min(rows, key=_place)
     rows += _smaller(best, setting)
     for row in rows:
         ratio = (ratios or {}).get(row["strategy"])
@@ -84,7 +90,7 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
         row["cost"] = None if row["cost"] is None else row["cost"] * mean
         row["cost_by"] = {of: None if part is None else part * mean for of, part in row["cost_by"].items()}
         row["steps_ratio"] = vars(ratio) if ratio else None
-    rows.sort(key=lambda row: row["days"])
+    rows.sort(key=_place)
     _mark_front(rows)
     payload = 4 * setting.model.num_parameters
     return {
@@ -94,10 +100,26 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
     }
 
 
-def _known() -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _known(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The candidates, and some whose rounds are between sites, where all sites have as many workers."""
     for name, options in CANDIDATES:
         if name in STRATEGIES:
             yield name, options
+    topology = setting.topology
+    sites = Counter(topology.region_of(host) for host in topology.place(setting.num_ranks, setting.placement))
+    sizes = set(sites.values())
+    if (
+        len(sites) > 1
+        and len(sizes) == 1
+        and (size := sizes.pop()) > 1
+        and setting.num_ranks <= _MOST_IN_SITES
+    ):
+        yield "DiLoCo", {"H": 30, "codec": "int8", "ranks_per_worker": size}
+
+
+def _place(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """What fits into the devices' memory comes first, and what is sooner."""
+    return row["fits"] is False, row["days"]
 
 
 def _row(name: str, options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
@@ -137,9 +159,9 @@ def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
 def _mark_front(rows: Sequence[dict[str, Any]]) -> None:
     """Mark what no other row beats in both days and money (worker hours where no price is known)."""
     cheapest = float("inf")
-    for row in rows:  # by days
+    for row in rows:  # by days, what does not fit at the end
         money = row["cost"] if row["cost"] is not None else row["worker_hours"]
-        row["pareto"] = money < cheapest
+        row["pareto"] = money < cheapest and row["fits"] is not False
         cheapest = min(cheapest, money)
 
 
@@ -154,6 +176,12 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
             f"{name}: {ratio.mean:.2f} times the steps ({ratio.low:.2f} to {ratio.high:.2f}) by {ratio.source}; "
             "measured on a small model, and applied as it is"
         )
+    if any(row["fits"] is False for row in rows):
+        told.append(
+            "how states that do not fit are sharded or offloaded: such rows are ranked last, and their times take "
+            "them to fit"
+        )
+    told.append("what activations take of a device's memory: weights, gradients and states are counted")
     missing = sorted({row["strategy"] for row in rows} - set(ratios or {})) if ratios else []
     if missing:
         told.append(f"no ratio of steps for {', '.join(missing)}: taken as 1")

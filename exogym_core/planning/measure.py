@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.cost.compute import StepDurations
+from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
 from exogym_core.planning.play import Play, Played, Rhythm, draws_bytes, rhythm
 from exogym_core.planning.rounds import period_of, repeats_from
 
@@ -69,6 +70,15 @@ class Setting:
             made.append(StepDurations(self.compute, seconds, self.seed, hosts.index(host)))
         return made
 
+    def memory_available(self) -> float | None:
+        """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
+        if self.compute.kind != "flops":
+            return None  # a time was given, and no device
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        names = {self.compute.device or self.topology.hosts[host].device or DEFAULT_DEVICE for host in hosts}
+        known = [find_device(name).memory_bytes for name in sorted(names)]
+        return min((each * self.devices_per_worker for each in known if each is not None), default=None)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -91,6 +101,8 @@ class Plan:
         wan_bytes: payload between regions a round, over all workers.
         memory_per_worker: bytes of weights, gradients, optimizers' and outer states.
         memory: the same by purpose.
+        memory_available: what the worker with least has on its devices; None: not known.
+        fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
         steady: whether rounds were seen to repeat; else means over what was played.
         limit: what holds it up, and the cheapest remedy.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
@@ -113,6 +125,8 @@ class Plan:
     wan_bytes: float
     memory_per_worker: int
     memory: dict[str, int]
+    memory_available: float | None
+    fits: bool | None
     steady: bool
     limit: dict[str, Any] = field(default_factory=dict)
     expected_bytes: bool = False
@@ -215,6 +229,7 @@ def _told(
         workers = None if hourly is None else days * 24 * hourly * setting.num_ranks
         cost_by = {"workers": workers, "egress": egress}
         cost = None if workers is None else workers + egress
+    available = setting.memory_available()
     return Plan(
         strategy=name,
         seconds_per_step=a_round / period,
@@ -231,6 +246,8 @@ def _told(
         wan_bytes=sum(_a_round(played.wan_bytes, span)),
         memory_per_worker=played.memory["total"],
         memory=played.memory,
+        memory_available=available,
+        fits=None if available is None else played.memory["total"] <= available,
         steady=steady,
         collectives=played.collectives,
         remarks=tuple(remarks),

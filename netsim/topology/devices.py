@@ -22,7 +22,11 @@ __all__ = ["device_name", "device_problems", "device_table"]
 
 @cache
 def device_table() -> Mapping[str, Mapping[str, str]]:
-    """The file's rows by name, with columns as written: kind, teraflops by dtype ("" for none), source."""
+    """The file's rows by name, with columns as written.
+
+    They are kind, teraflops by dtype ("" for none), gigabytes of memory of the largest model ("" where it is the
+    machine's), and source.
+    """
     text = resources.files("topologies").joinpath("devices.csv").read_text(encoding="utf-8")
     return {row["name"]: row for row in csv.DictReader(text.splitlines())}
 
