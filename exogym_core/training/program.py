@@ -90,7 +90,7 @@ class Program:
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
             return
         device = request.device_of(0)
-        with kept_rng(device), first_batch():
+        with kept_rng(device), first_batch(self.model):
             batch = move_batch(self.data.sample_batch(request.minibatch_size), device)
             model = copy.deepcopy(self.model).to(device)
             repeats = request.batch_size // request.minibatch_size
@@ -122,7 +122,7 @@ class Program:
             num_ranks = 1
         elif request.is_joining:
             num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
-        with kept_rng(device), first_batch():
+        with kept_rng(device), first_batch(self.model):
             return fitting_size(
                 copy.deepcopy(self.model).to(device),
                 lambda size: move_batch(self.data.sample_batch(size), device),

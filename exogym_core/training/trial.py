@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -40,8 +41,11 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
 
 
 @contextmanager
-def first_batch() -> Iterator[None]:
+def first_batch(model: nn.Module | None = None) -> Iterator[None]:
     """What a user's data set or model raises inside becomes one line, with the traceback below it.
+
+    Args:
+        model: which is given the batch, if one is.
 
     Raises:
         InputError: as told.
@@ -52,7 +56,22 @@ def first_batch() -> Iterator[None]:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
+        trace = "".join(traceback.format_exception(error)).rstrip()
         raise InputError(
             f"fit: a first batch fails: {what} (a model takes a batch as the data set yields it, in one "
-            f"argument, and returns its mean loss)\n{''.join(traceback.format_exception(error)).rstrip()}"
+            f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
         ) from error
+
+
+def _inputs_of(model: nn.Module | None) -> str:
+    """What to do with a model that takes parts of a batch by name, as Hugging Face's do; "" for others."""
+    if model is None:
+        return ""
+    try:
+        names = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):  # of a module that is no Python
+        return ""
+    if len(names) < 2:
+        return ""
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f"; this one takes {listed}: wrap it in a module whose forward(batch) returns model(**batch).loss"
