@@ -129,7 +129,7 @@ class Station:
             channel, hello = self._controls.get(timeout=wait_seconds)
         except queue.Empty:
             seen = (
-                f"; {len(self.strangers)} connections were refused, the last: {self.strangers[-1]}"
+                f"; connections refused: {len(self.strangers)}, the last: {self.strangers[-1]}"
                 if self.strangers
                 else ""
             )
