@@ -146,6 +146,32 @@ def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: py
         connect(torch.distributed.HashStore(), 0, 2)
 
 
+def test_a_program_that_survives_a_crash_goes_on_without_the_crashed_host(tmp_path: Path) -> None:
+    """Host b is down from 2.5 s to 22.5 s: its peers' third step times out, as on gloo, and they form a new group."""
+    topology = tmp_path / "three.yaml"
+    links = "".join(
+        f"  - {{between: [{name}, switch], bandwidth: 8 Mbit/s, latency: 10 ms}}\n" for name in "abc"
+    )
+    topology.write_text(
+        f"hosts: [a, b, c]\nrouters: [switch]\nlinks:\n{links}"
+        "events:\n  - {host: b, at: 2.5 s, crash: true, for: 20 s}\n"
+    )
+    options = ["-n", "3", "--topology", str(topology), "--compute", "marks", "--replace-backend", "gloo"]
+    out = tmp_path / "run"
+    code, told, err = launch(*options, "--out", str(out), "--chakra", str(PROGRAMS / "survivors.py"))
+    assert code == 0, err
+    steps = sorted(line for line in told.splitlines() if " step " in line)
+    late = "Timed out waiting 3000ms"
+    assert steps == [
+        f"rank {rank} step {step}: {ending}"
+        for rank, endings in enumerate(
+            [("3", "3", late, "2"), ("3", "3", "Connection closed by peer"), ("3", "3", late, "2")]
+        )
+        for step, ending in enumerate(endings)
+    ]
+    assert sorted(file.name for file in out.glob("*.et")) == [f"chakra.{rank}.et" for rank in range(3)]
+
+
 def failing(tmp_path: Path, text: str) -> str:
     script = tmp_path / "program.py"
     script.write_text(f"import torch, torch.distributed as dist\ndist.init_process_group('netsim')\n{text}\n")
