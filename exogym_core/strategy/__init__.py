@@ -13,18 +13,14 @@ from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, 
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
 from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.decoupled_diloco import DecoupledDiLoCoStrategy
-from exogym_core.strategy.delayed import (
-    DelayedDiLoCoCommunicator,
-    DelayedDiLoCoStrategy,
-    EagerDiLoCoCommunicator,
-    EagerDiLoCoStrategy,
-)
+from exogym_core.strategy.delayed import DelayedDiLoCoCommunicator, DelayedDiLoCoStrategy
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.desloc import DESLOCStrategy, MomentCommunicator
 from exogym_core.strategy.dgc import DGCStrategy, LargestGradients
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.dion import DionDirections, DionStrategy
 from exogym_core.strategy.dpsgd import DPSGDCommunicator, DPSGDStrategy
+from exogym_core.strategy.eager import EagerDiLoCoCommunicator, EagerDiLoCoStrategy
 from exogym_core.strategy.exchange import GradientExchange
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
 from exogym_core.strategy.gasloc import GASLoCCommunicator, GASLoCStrategy

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exogym_core.strategy.options.arguments import number, option, positive_int
+from exogym_core.strategy.options.served import ServedOptions
 from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
-from exogym_core.strategy.served import ServedOptions, ServedStrategy
+from exogym_core.strategy.served import ServedStrategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from exogym_core.strategy.chain import Chain
 from exogym_core.strategy.communicate_optimize import CommunicationModule
-from exogym_core.strategy.options.arguments import (
-    Options,
-    checked_options,
-    fraction,
-    option,
-    positive_int,
-    refuse_unknown,
-)
+from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
+from exogym_core.strategy.options.async_sparta import AsyncSPARTAOptions
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.outer import Round
-from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.selectors import selector_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,31 +25,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["AsyncSPARTAOptions", "AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
-
-
-@dataclass(frozen=True)
-class AsyncSPARTAOptions(Options):
-    """What async SPARTA takes.
-
-    Args:
-        p_sparta: the share averaged each time, above 0 and at most 1.
-        interval: an average begins every so many steps.
-        delay: local steps after which it is applied, fewer than `interval`.
-        index_selector: as of SPARTA.
-    """
-
-    p_sparta: float = option(0.05, fraction)
-    interval: int = option(20, positive_int)
-    delay: int = option(10, positive_int)
-    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
-
-    def check(self, where: str) -> None:
-        """Refuse averages that would overtake each other."""
-        if self.delay >= self.interval:
-            raise InputError(
-                f"{where}: delay is {self.delay} steps and interval {self.interval}; apply an average before the next"
-            )
-        selector_named(self.index_selector, self.p_sparta)
 
 
 class AsyncSparseCommunicator(CommunicationModule):

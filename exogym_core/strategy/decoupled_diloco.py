@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.options.arguments import fraction, number, option, positive_int
+from exogym_core.strategy.options.decoupled import DecoupledDiLoCoOptions
 from exogym_core.strategy.options.fragments import packed
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.merging import embeddings_of, merged
-from exogym_core.strategy.served import ServedOptions, ServedStrategy
+from exogym_core.strategy.served import ServedStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,30 +24,6 @@ __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 _TAIL = 4  # values behind a fragment: which, of which round, samples and local steps since it last left
 
 
-@dataclass(frozen=True)
-class DecoupledDiLoCoOptions(ServedOptions):
-    """What decoupled DiLoCo takes.
-
-    Args:
-        H: local steps in which every fragment is sent once.
-        num_fragments: P, of whole tensors and about equal size, embeddings apart; fragment p leaves after step
-            `(p + 1) H / P` of every H.
-        quorum: K, learners whose fragment must have come before it is merged; by default all.
-        grace: virtual seconds that the syncer waits for the others after the quorum is there.
-        outer_lr: of the fragments' Nesterov step.
-        outer_momentum: its momentum.
-        mix: the share of the merged fragment in what a learner goes on from.
-    """
-
-    H: int = option(24, positive_int)
-    num_fragments: int = option(24, positive_int)
-    quorum: int | None = option(None, positive_int)
-    grace: float = option(0.0, number)
-    outer_lr: float = option(0.7, number)
-    outer_momentum: float = option(0.9, number)
-    mix: float = option(0.5, fraction)
-
-
 class DecoupledDiLoCoStrategy(ServedStrategy):
     """Learners send displacements of fragments and go on at once; merged fragments are mixed in when they come.
 
@@ -58,8 +33,8 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
     goes to every learner: `theta = (1 - mix) theta + mix phi`, and its next displacement is measured from phi. What
     comes for a round that has been merged is dropped.
 
-    Second-hand: the rule is as summaries of the paper tell it. What learners do with merged fragments was not found
-    (`mix` stands in for it), nor how the grace window adapts (it is fixed here).
+    Second-hand, as summaries of the paper tell it. What learners do with merged fragments (`mix` stands in) and how the
+    grace window adapts (it is fixed) were not found.
 
     Bytes: `4 P / num_fragments` up and down a learner and fragment, on average.
 
@@ -149,9 +124,8 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         now = self.comm.now()
         for key, letters in self._pending.items():
             if len(letters) >= min(self.options.quorum or self.num_nodes, self.num_nodes):
-                is_whole = len(letters) == self.num_nodes
-                self._deadlines.setdefault(key, now + self.options.grace)
-                self._deadlines[key] = now if is_whole else self._deadlines[key]
+                grace = self.options.grace if len(letters) < self.num_nodes else 0.0
+                self._deadlines[key] = min(self._deadlines.get(key, math.inf), now + grace)
         until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
         for key in sorted(key for key, deadline in self._deadlines.items() if deadline <= until):
             self._merge(*key)

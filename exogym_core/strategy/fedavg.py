@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor, nn
 
 from exogym_core.strategy.chain import Chain
 from exogym_core.strategy.communicate_optimize import CommunicationModule
-from exogym_core.strategy.options.arguments import checked_options, option, positive_int, refuse_unknown
-from exogym_core.strategy.parts.average import AveragingOptions
+from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
+from exogym_core.strategy.options.fedavg import FedAvgOptions, LocalSGDOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.generators import shared_generator
-from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,28 +20,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.chain import Scope
 
 __all__ = ["AveragingCommunicator", "FedAvgOptions", "FedAvgStrategy", "LocalSGDStrategy"]
-
-
-@dataclass(frozen=True)
-class FedAvgOptions(AveragingOptions):
-    """What FedAvg takes.
-
-    Args:
-        H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.
-        island_size: average within random groups of this many sites, drawn anew each round; all if None or
-            above their number.
-    """
-
-    H: int = option(1, positive_int)
-    island_size: int | None = option(None, positive_int)
-
-    def check(self, where: str) -> None:
-        """Refuse what is owed to an island that is gone."""
-        super().check(where)
-        if self.error_feedback and self.island_size is not None:
-            raise InputError(
-                f"{where}: error_feedback=True goes with one group that stays; leave out island_size="
-            )
 
 
 class AveragingCommunicator(CommunicationModule):
@@ -159,13 +135,6 @@ class FedAvgStrategy(Chain):
         fedavg, others = checked_options(type(self), self.Options, given)
         self.H = fedavg.H
         super().__init__([AveragingCommunicator(**vars(fedavg))], max_norm=max_norm, **others)
-
-
-@dataclass(frozen=True)
-class LocalSGDOptions(FedAvgOptions):
-    """FedAvg's, with rounds of 8 steps."""
-
-    H: int = option(8, positive_int)
 
 
 class LocalSGDStrategy(FedAvgStrategy):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.strategy.options.arguments import fraction, number, option, positive_int
+from exogym_core.strategy.options.served import ServedOptions
 from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
-from exogym_core.strategy.served import ServedOptions, ServedStrategy
+from exogym_core.strategy.served import ServedStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,10 +92,9 @@ class HALoSStrategy(ServedStrategy):
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
         told = self.options
-        level = (told.global_lr, told.global_momentum, told.global_buffer)
+        lr, momentum, buffer = told.global_lr, told.global_momentum, told.global_buffer
         if not self._is_global:
-            level = (told.local_lr, told.local_momentum, told.local_buffer)
-        lr, momentum, buffer = level
+            lr, momentum, buffer = told.local_lr, told.local_momentum, told.local_buffer
         self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)
         self._base = self.phi.clone()
         self._since, self._steps, self._awaits = 0, 0.0, False

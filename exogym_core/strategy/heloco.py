@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.strategy.options.arguments import number, option
+from exogym_core.strategy.options.served import ServedOptions
 from exogym_core.strategy.parts.flat import unflatten
-from exogym_core.strategy.served import ServedOptions, ServedStrategy
+from exogym_core.strategy.served import ServedStrategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options.arguments import Options, checked_options, flag, option, positive_int
+from exogym_core.strategy.options.arguments import checked_options
+from exogym_core.strategy.options.served import ServedOptions
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.kept import kept_of, restore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,22 +21,9 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.options.optim import OptimizerLike
 
-__all__ = ["ServedOptions", "ServedStrategy"]
+__all__ = ["ServedStrategy"]
 
 _TAIL = 2  # values behind the parameters: local steps, and their speed
-
-
-@dataclass(frozen=True)
-class ServedOptions(Options):
-    """What all of them take.
-
-    Args:
-        H: local steps a round (of the fastest worker, with `dylu`).
-        dylu: workers do `floor(H v / max v)` local steps, v their steps a second (dynamic local updates).
-    """
-
-    H: int = option(50, positive_int)
-    dylu: bool = option(False, flag)
 
 
 class ServedStrategy(Strategy):
@@ -151,20 +138,9 @@ class ServedStrategy(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's or server's; letters under way are the communicator's."""
-        return {**super().state_dict(), "kept": {name: _state_of(getattr(self, name)) for name in self.kept}}
+        return {**super().state_dict(), "kept": kept_of(self, self.kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         super().load_state_dict(state)
-        for name, saved in state["kept"].items():
-            held = getattr(self, name)
-            if isinstance(held, Tensor):
-                held.copy_(saved)  # others may have views of it
-            elif hasattr(held, "load_state_dict"):
-                held.load_state_dict(saved)
-            else:
-                setattr(self, name, copy.deepcopy(saved))
-
-
-def _state_of(held: Any) -> Any:
-    return held.state_dict() if hasattr(held, "state_dict") else copy.deepcopy(held)
+        restore(self, state["kept"])

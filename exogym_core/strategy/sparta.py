@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from exogym_core.strategy.chain import Chain
 from exogym_core.strategy.communicate_optimize import CommunicationModule
-from exogym_core.strategy.options.arguments import (
-    checked_options,
-    fraction,
-    option,
-    positive_int,
-    refuse_unknown,
-)
-from exogym_core.strategy.parts.average import AveragingOptions
+from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
+from exogym_core.strategy.options.sparta import SpartaOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
-from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,32 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exogym_core.strategy.chain import Scope
+    from exogym_core.strategy.parts.selectors import IndexSelector
 
 __all__ = ["SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
-
-
-@dataclass(frozen=True)
-class SpartaOptions(AveragingOptions):
-    """What SPARTA takes.
-
-    Args:
-        p_sparta: the share averaged each time, above 0 and at most 1.
-        index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
-        interval: communicate every so many steps; also `sparta_interval`.
-    """
-
-    p_sparta: float = option(0.005, fraction)
-    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
-    interval: int = option(1, positive_int)
-
-    def check(self, where: str) -> None:
-        """Refuse a selector that does not exist."""
-        super().check(where)
-        self.selector()
-
-    def selector(self) -> IndexSelector:
-        """Chooses what is averaged."""
-        return selector_named(self.index_selector, self.p_sparta)
 
 
 class SparseCommunicator(CommunicationModule):

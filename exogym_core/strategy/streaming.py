@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from exogym_core.strategy.chain import Chain, Module
-from exogym_core.strategy.options.arguments import (
-    checked_options,
-    number,
-    option,
-    positive_int,
-    refuse_unknown,
-    whole_number,
-)
-from exogym_core.strategy.options.fragments import PATTERNS, fragments_of
+from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
+from exogym_core.strategy.options.fragments import fragments_of
+from exogym_core.strategy.options.streaming import StreamingOptions
 from exogym_core.strategy.outer_rounds import OuterStrategy
-from exogym_core.strategy.parts.outer import OuterOptions, OuterStep
-from netsim.files.errors import InputError, unknown_name
+from exogym_core.strategy.parts.outer import OuterStep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -31,49 +23,6 @@ if TYPE_CHECKING:
 from exogym_core.strategy.parts.outer import Round
 
 __all__ = ["StreamingDiLoCoCommunicator", "StreamingDiLoCoStrategy", "StreamingOptions"]
-
-
-@dataclass(frozen=True)
-class StreamingOptions(OuterOptions):
-    """What Streaming DiLoCo takes besides an outer step's options; its `outer_lr` is 0.4.
-
-    Args:
-        num_fragments: P; a third of the model's layers if it is not given, one at least.
-        fragments: instead, which modules make up each: a list of names, or of lists of names; what none names is a
-            fragment of its own.
-        pattern: "strided" (fragment p has layers p, p + P, ...) or "sequential" (neighbouring layers).
-        tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
-        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
-    """
-
-    outer_lr: float | None = option(0.4, number)
-    num_fragments: int | None = option(None, positive_int)
-    fragments: Sequence[str | Sequence[str]] | None = option(None)
-    pattern: str = option("strided")
-    tau: int = option(1, whole_number)
-    alpha: float = option(0.5, number)
-
-    def check(self, where: str) -> None:
-        """Refuse a fragment that would leave before it is back."""
-        super().check(where)
-        if self.pattern not in PATTERNS:
-            raise unknown_name(f"pattern of {where}", str(self.pattern), PATTERNS)
-        if self.tau >= self.H and self.tau > 0:
-            raise InputError(
-                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must be back to leave"
-            )
-        if self.alpha > 1:
-            raise InputError(f"{where}: alpha={self.alpha!r} must be a share, 0 to 1")
-        if self.num_fragments is not None and self.num_fragments > self.H:
-            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")
-        if self.num_fragments is not None and self.fragments is not None:
-            raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
-
-    def outer_optim(self) -> Any:
-        """The outer optimizer; the rate of 0.4 is of the default one alone."""
-        if self.outer_optim_spec is not None and self.outer_lr == type(self).defaults()["outer_lr"]:
-            return self.outer_optim_spec
-        return super().outer_optim()
 
 
 class StreamingDiLoCoCommunicator(Module):
@@ -99,14 +48,10 @@ class StreamingDiLoCoCommunicator(Module):
         super().enter(strategy, scope)
         where, names = type(strategy).__name__, [name for name, _ in strategy.named_trainable()]
         told = self.options
-        self.members = fragments_of(names, told.num_fragments, told.fragments, told.pattern, where)
-        if len(self.members) > self.H:
-            raise InputError(f"{where}: {len(self.members)} fragments need an H of as many steps at least")
-        averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        self.outers = [
-            OuterStep([scope.parameters[index] for index in members], self.options.outer_optim(), averaging)
-            for members in self.members
-        ]
+        self.members = fragments_of(names, told.num_fragments, told.fragments, told.pattern, where, told.H)
+        averaging = told.averaging().charged(strategy.coding, strategy.comm)
+        parts = [[scope.parameters[index] for index in members] for members in self.members]
+        self.outers = [OuterStep(part, told.outer_optim(), averaging) for part in parts]
         self._sites = [scope.site.apart() for _ in self.members]
         self._is_staged = averaging.codec is not None or scope.site.inside is not None
         self._under_way: dict[int, Round] = {}
@@ -151,11 +96,9 @@ class StreamingDiLoCoCommunicator(Module):
 
     def judged_state(self) -> dict[str, Tensor]:
         """Phi, each fragment as last applied."""
-        values = {
-            i: v
-            for of, outer in zip(self.members, self.outers, strict=True)
-            for i, v in zip(of, outer.theta, strict=True)
-        }
+        values: dict[int, Tensor] = {}
+        for members, outer in zip(self.members, self.outers, strict=True):
+            values |= zip(members, outer.theta, strict=True)
         return self.named([values[index] for index in range(len(values))])
 
     @property
@@ -188,9 +131,8 @@ class StreamingDiLoCoStrategy(OuterStrategy):
     Bytes: each of P fragments sends `2 (n - 1) / n` times its encoded bytes per worker every `H` steps: in all as
     much as DiLoCo, at most a P-th of it at a time. The paper's wire format is `codec="e3m0"`.
 
-    With P = 1, tau = 0, alpha = 0 and `outer_lr=0.7` it is DiLoCo. torchft's `sync_every`, `fragment_sync_delay`
-    and `fragment_update_alpha` are `H`, `tau` and `alpha`; its rounds begin tau steps earlier, and end where these
-    begin.
+    With P = 1, tau = 0, alpha = 0 and `outer_lr=0.7` it is DiLoCo. torchft's `sync_every`, `fragment_sync_delay` and
+    `fragment_update_alpha` are `H`, `tau` and `alpha`; its rounds begin tau steps earlier, and end where these begin.
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).

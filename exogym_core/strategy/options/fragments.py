@@ -35,14 +35,24 @@ def fragments_of(
     fragments: Sequence[str | Sequence[str]] | None,
     pattern: str,
     where: str,
+    most: int,
 ) -> list[list[int]]:
     """Indices of the parameters called `names`, by fragment, each in the model's order; see `StreamingOptions`.
 
     Raises:
-        InputError: there are fewer layers than fragments, or a fragment has no parameter.
+        InputError: there are fewer layers than fragments, a fragment has no parameter, or there are more than `most`.
     """
-    if fragments is not None:
-        return _named(names, fragments, where)
+    cut = (
+        _by_layer(names, num_fragments, pattern, where)
+        if fragments is None
+        else _named(names, fragments, where)
+    )
+    if len(cut) > most:
+        raise InputError(f"{where}: {len(cut)} fragments need an H of as many steps at least")
+    return cut
+
+
+def _by_layer(names: Sequence[str], num_fragments: int | None, pattern: str, where: str) -> list[list[int]]:
     layers = layers_of(names)
     count = num_fragments or max(1, len(layers) // 3)
     if count > len(layers):

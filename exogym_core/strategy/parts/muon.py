@@ -113,6 +113,9 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 class _PapersMuon(Optimizer):
     """`m = mu m + g; w = w (1 - lr wd); w = w - lr sqrt(rows / columns) orthogonalized(m)`."""
 
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all matrices."""
@@ -142,33 +145,7 @@ class MuLoCoMuon(Together):
         The code of MuLoCo, arXiv 2505.23725 (facebookresearch/MuLoCo).
     """
 
-    def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        weight_decay: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.95),
-    ) -> None:
-        super().__init__(
-            params,
-            lambda groups: _PapersMuon(
-                groups, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-            ),
-            lambda groups: AdamW(groups, lr, betas, weight_decay=weight_decay),
-        )
-
-
-class TorchMuon(Together):
-    """torch.optim.Muon for hidden matrices (Nesterov, one triple of coefficients, bf16), AdamW for the rest.
-
-    Args:
-        params: groups as of `split_by_shape`.
-        lr: of both.
-        momentum: mu.
-        weight_decay: of both, decoupled.
-        betas: AdamW's.
-    """
+    muon: type[Optimizer] = _PapersMuon
 
     def __init__(
         self,
@@ -178,11 +155,18 @@ class TorchMuon(Together):
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(
             params,
-            lambda groups: torch.optim.Muon(groups, lr, weight_decay, momentum),
+            lambda groups: self.muon(groups, **options),
             lambda groups: AdamW(groups, lr, betas, weight_decay=weight_decay),
         )
+
+
+class TorchMuon(MuLoCoMuon):
+    """torch.optim.Muon for hidden matrices (Nesterov, one triple of coefficients, bf16), AdamW for the rest."""
+
+    muon = torch.optim.Muon
 
 
 class DirectionsAndAdamW(Together):
