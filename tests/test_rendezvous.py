@@ -314,6 +314,17 @@ def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
         SiteLink(address, SECRET, 0, patience_seconds=0.0)
 
 
+def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups a long run makes, its rendezvous keeps a bounded number of notes, and the newest ones."""
+    monkeypatch.setattr("exogym_core.ranks.rendezvous._MOST_KEYS", 10)
+    with meeting(num_sites=1) as at, site(at, 0) as comm:
+        for number in range(30):
+            comm.link.ask("note", does="set", key=f"group {number}", value="x")
+        keys = [f"group {number}" for number in range(30)]
+        found = [comm.link.ask("note", does="check", key="", keys=[key])["value"] for key in keys]
+    assert found == [False] * 20 + [True] * 10
+
+
 def test_what_would_wait_for_all_sites_is_refused() -> None:
     with meeting(num_sites=1) as at, site(at, 0) as comm:
         with pytest.raises(InputError, match="all_reduce: sites that meet at a rendezvous come and go"):

@@ -2,28 +2,57 @@
 
     torchrun --nproc-per-node 8 examples/opendiloco/train.py examples/opendiloco/150m-diloco-500.yaml --data c4.bin
     torchrun --nproc-per-node 2 examples/opendiloco/train.py examples/opendiloco/150m-diloco-50.yaml --scale tiny
+    torchrun ... train.py FILE --out run --set steps=1000 --set checkpoint.every=100      (and --resume run, --seeds 3)
 
+With --out, --resume or --seeds it leaves the folder that `netgym compare` leaves: metrics, checkpoints, models, report.
 The same strategies run that `netgym run` simulates; the network is the real one, so the file's topology, protocol
 and compute are left aside. The number of workers is torchrun's.
 """
 
 import argparse
 import os
+import sys
 
 from exogym_core import Trainer
+from exogym_core.app.cli import main as netgym
 from exogym_core.app.experiment import Experiment
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-arguments.add_argument("experiment")
+arguments.add_argument("experiment", nargs="?")
 arguments.add_argument("--scale")
 arguments.add_argument("--data", metavar="FILE", help="tokens as a .bin of uint16")
 arguments.add_argument("--device", help="cpu, cuda or mps [what is there]")
+arguments.add_argument(
+    "--set", metavar="KEY=VALUE", action="append", default=[], help="change one key of the file"
+)
+arguments.add_argument("--out", metavar="DIR", help="the run's folder")
+arguments.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+arguments.add_argument("--seeds", metavar="N", help="train with N seeds, or with a list such as 0,3,4")
 arguments.add_argument("--save", metavar="FILE", help="the averaged model, as safetensors")
+
+
+def in_folder(options, overrides):
+    """As `netgym compare` does it, in the processes that torchrun has started."""
+    given = ["--resume", options.resume] if options.resume else [options.experiment]
+    if not options.resume:
+        workers = f"workers.count={os.environ['WORLD_SIZE']}"
+        device = [f"device={options.device}"] if options.device else []
+        given += [part for each in [*overrides, workers, *device] for part in ("--set", each)]
+        for name in ("scale", "out", "seeds"):
+            if getattr(options, name):
+                given += [f"--{name}", getattr(options, name)]
+    return netgym(["compare", *given])
 
 
 def main():
     options = arguments.parse_args()
-    overrides = [f"task.paths={options.data}"] if options.data else []
+    if "WORLD_SIZE" not in os.environ:
+        arguments.error("start it with torchrun; to simulate the file: netgym run")
+    if not options.experiment and not options.resume:
+        arguments.error("give an experiment file, or --resume DIR")
+    overrides = [*options.set, *([f"task.paths={options.data}"] if options.data else [])]
+    if options.out or options.resume or options.seeds:
+        sys.exit(in_folder(options, overrides))
     experiment = Experiment.load(options.experiment, overrides, scale=options.scale)
     settings, task = experiment.settings, experiment.build_task()
     is_first = os.environ.get("RANK", "0") == "0"

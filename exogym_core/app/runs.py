@@ -92,12 +92,15 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
             "code, which runs as you; look through it, then add --trust"
         )
     experiment = Experiment.load(path / "experiment.yaml", trust=True)
-    if _is_follower(experiment):
-        _follow(experiment)
+    is_follower = _is_follower(experiment)
+    is_finished = len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
+    if is_follower:
+        if not is_finished:  # else rank 0 says so, and needs nobody
+            _follow(experiment)
         return
     if experiment.settings.sweep is not None:
         raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
-    if len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file():
+    if is_finished:
         if as_json:
             click.echo(_json_document(folder))
             return

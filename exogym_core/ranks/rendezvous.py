@@ -30,7 +30,7 @@ __all__ = ["Meeting"]
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
-_MOST_KEYS = 100_000
+_MOST_KEYS = 20_000
 _ROWS_AT_ONCE = 500
 _MOST_RUNS = 100  # that are remembered
 
@@ -56,8 +56,8 @@ class _Notes:
             return
         told: dict[str, Any] = {}
         if what == "set":
-            if len(self._values) >= _MOST_KEYS:
-                raise ValueError("too many notes")
+            while len(self._values) >= _MOST_KEYS:  # of groups that were made long ago
+                del self._values[next(iter(self._values))]
             self._values[key] = str(asked["value"])
         elif what == "add":
             self._values[key] = str(int(self._values.get(key, "0")) + int(asked["value"]))

@@ -80,6 +80,7 @@ class _Round:
     members: tuple[int, ...] = ()
     sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
     weights: dict[int, float] = field(default_factory=dict)
+    opened: float = 0.0
     is_settled: bool = False
 
 
@@ -230,7 +231,7 @@ class Roster:
             awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
             deadline = now + float(asked["seconds"])
             meeting = self._rounds[number] = _Round(
-                number, deadline, float(asked["averaging_seconds"]), awaited
+                number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
             )
         if meeting.is_settled:
             meeting.late[site] = question
@@ -275,9 +276,9 @@ class Roster:
 
     def _awaited(self, meeting: _Round, now: float) -> set[int]:
         wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
+        if meeting.number == START:  # who was stopped before may come again, perhaps with a newer state
+            return {site for site in wanted if not self._is_out(site, meeting.opened, now)}
         awaited = {site for site in wanted if site not in self.sites or not self._is_gone(site, now)}
-        if meeting.number == START:
-            return awaited
         awaited = {site for site in awaited if site not in self.sites or self.sites[site].has_begun}
         back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
         return awaited | {site for site in back if not self._is_gone(site, now)}
@@ -480,6 +481,11 @@ class Roster:
 
     def _is_gone(self, site: int, now: float) -> bool:
         return site in self.sites and self.sites[site].is_gone(now)
+
+    def _is_out(self, site: int, since: float, now: float) -> bool:
+        """Whether a site is through with the run, or has gone since then."""
+        info = self.sites.get(site)
+        return info is not None and (info.has_ended or (info.is_gone(now) and info.lost >= since))
 
     def _is_lost(self, what: _Round | _Attempt, site: int, now: float) -> bool:
         """Whether the process that was a member of this is no more, though another may be that site."""

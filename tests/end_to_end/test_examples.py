@@ -189,3 +189,19 @@ def test_opendilocos_runs_start_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^step (\d)", done.stdout, re.MULTILINE) == ["0", "4", "8"]
     assert (tmp_path / "m.safetensors").is_file()
+
+
+def test_opendilocos_runs_under_torchrun_leave_a_folder_that_goes_on(tmp_path: Path) -> None:
+    """--set, --out, --seeds and --resume mean what they mean to netgym."""
+    train = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    train.append(str(EXAMPLES / "opendiloco" / "train.py"))
+    begin = [str(RUNS[1]), "--scale", "tiny", "--device", "cpu", "--out", "run", "--set", "steps=4"]
+    for more in ([*begin, "--seeds", "2"], ["--resume", "run"]):
+        done = subprocess.run(
+            [sys.executable, *train, *more], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "run"
+    (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (entry["steps"], len(entry["seeds"])) == (4, 2)
+    assert "left as it is" in done.stdout

@@ -140,3 +140,25 @@ def test_all_who_are_through_with_a_round_tell_of_the_same_members(
         assert len(told) == 1 or lives, (number, told)
     if not trouble:
         assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}
+
+
+def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() -> None:
+    """The first to come may have an old state: it must not begin before those with newer ones are there."""
+    told: list[tuple[int, dict[str, Any]]] = []
+    roster = Roster(2, "r", lambda site, message: told.append((site, dict(message))))
+    asked = {"number": START, "seconds": 100.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": [0, 1]}
+    for life in range(2):
+        now = 50.0 * life
+        for site in (0, 1):
+            roster.arrive(site, f"{site}.{life}", {}, now + site)
+            told.clear()
+            roster.join(site, 1, asked, now + site)
+            roster.look(now + site + 5 * (1 - site))  # some seconds after the first has come
+            assert bool(told) == (site == 1), (life, site, told)
+        attempt = {"number": START, "attempt": 0, "group": told[-1][1]["group"], "members": [0, 1]}
+        for site in (0, 1):
+            roster.confirm(site, 2, {**attempt, "seconds": 9.0, "is_through": True}, now + 10)
+            roster.publish(site, 0, now + 10)
+        for site in (0, 1):
+            roster.depart(site, f"{site}.{life}", now + 20)
+        roster.look(now + 30)
