@@ -161,3 +161,24 @@ def test_public_names_are_declared_sorted_and_there(name: str) -> None:
     assert sorted(declared, key=str) == sorted(set(declared)), "sorted, nothing twice"
     for public in declared:
         assert getattr(module, public) is not None or public in vars(module)
+
+
+# What users may import from the front doors, and nothing else: a name that comes or goes does so here too.
+FRONTS = {
+    "netsim": (
+        "Clock CollectiveTimes DeadlockError FlowTimes InputError MismatchError NetsimError Network Protocol RankError "
+        "Topology UnknownNameError WindowLimit collective flows parse_collectives shipped_topologies unknown_name"
+    ),
+    "exogym_core": (
+        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer advance load_runs"
+    ),
+}
+
+
+@pytest.mark.parametrize("package", FRONTS)
+def test_the_public_face_is_this(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__ == FRONTS[package].split()
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+        assert name in dir(module)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +16,7 @@ from exogym_core.names import visible
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from exogym_core.app.experiment import Experiment
 
@@ -28,17 +30,49 @@ def _or_resume(context: click.Context, parameter: click.Parameter, value: Path |
     return value
 
 
-def _is_resumed(resume: Path | None, trust: bool, **others: object) -> bool:
-    """Whether a run is to go on, which it does as it was begun: nothing else may be given."""
-    if resume is None:
-        if trust:
-            raise InputError("--trust: goes with --resume: leave it out")
-        return False
-    for name, value in others.items():
-        if value:
-            told = "EXPERIMENT" if name == "experiment" else f"--{name}"
-            raise InputError(f"--resume {visible(resume)}: goes on as it was begun: leave out {told}")
-    return True
+@dataclass(frozen=True)
+class RunArguments:
+    """What `run` and `compare` are both told on the command line."""
+
+    experiment: Path | None
+    resume: Path | None
+    trust: bool
+    topology: str | None
+    protocol: str | None
+    scale: str | None
+    overrides: tuple[str, ...]
+    out: str | None
+    seeds: int | list[int] | None
+    as_json: bool
+
+    def resumed(self, **others: object) -> Path | None:
+        """The run to go on with, which it does as it was begun: nothing else may be given."""
+        if self.resume is None:
+            if self.trust:
+                raise InputError("--trust: goes with --resume: leave it out")
+            return None
+        given = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
+        given |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
+        for name, value in given.items():
+            if value:
+                told = "EXPERIMENT" if name == "experiment" else f"--{name}"
+                raise InputError(
+                    f"--resume {visible(self.resume)}: goes on as it was begun: leave out {told}"
+                )
+        return self.resume
+
+    def load(self) -> Experiment:
+        """The experiment, with what replaces its keys."""
+        from exogym_core.app.experiment import Experiment
+
+        assert self.experiment is not None
+        topology = self.topology
+        if topology is not None and os.path.isfile(topology):
+            # A path in the experiment is relative to its file, one on the command line to where we are.
+            topology = str(Path(topology).resolve())
+        given = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
+        options = {key: value for key, value in given.items() if value is not None}
+        return Experiment.load(self.experiment, list(self.overrides), options, self.scale)
 
 
 def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
@@ -53,7 +87,13 @@ def _seeds(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def _run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What `run` and `compare` have in common."""
+    """What `run` and `compare` have in common; they get it as one `RunArguments`."""
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        asked = RunArguments(**{each.name: given.pop(each.name) for each in fields(RunArguments)})
+        command(asked, **given)
+
     for option in reversed(
         [
             click.argument(
@@ -102,82 +142,36 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
             debug_flag,
         ]
     ):
-        command = option(command)
-    return command
+        called = option(called)
+    return called
 
 
 @click.command()
 @_run_options
 @click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
 @click.option("--trace", is_flag=True, help="Write trace.json.gz, to look at with Perfetto.")
-def run(
-    experiment: Path | None,
-    resume: Path | None,
-    trust: bool,
-    topology: str | None,
-    protocol: str | None,
-    scale: str | None,
-    overrides: tuple[str, ...],
-    out: str | None,
-    seeds: int | list[int] | None,
-    as_json: bool,
-    strategy: str | None,
-    trace: bool,
-) -> None:
+def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
     """Train with one strategy of EXPERIMENT, or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds, "strategy": strategy}
-    if _is_resumed(resume, trust, experiment=experiment, topology=topology, protocol=protocol, **given):
-        assert resume is not None
-        return resume_run(resume, trust=trust, trace=trace, as_json=as_json)
-    assert experiment is not None
-    loaded = _load(experiment, topology, protocol, seeds, overrides, scale)
+    resumed = asked.resumed(strategy=strategy)
+    if resumed is not None:
+        return resume_run(resumed, trust=asked.trust, trace=trace, as_json=asked.as_json)
+    loaded = asked.load()
     if strategy is not None:
         loaded = loaded.only(strategy)
     elif len(loaded.strategies) > 1:
         names = ", ".join(visible(entry.label, 40) for entry in loaded.strategies)
         raise InputError(
-            f"{visible(experiment)}: has several strategies: add --strategy with one of {names}, "
+            f"{visible(asked.experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
-    return train(loaded, out, trace=trace, as_json=as_json)
+    return train(loaded, asked.out, trace=trace, as_json=asked.as_json)
 
 
 @click.command()
 @_run_options
-def compare(
-    experiment: Path | None,
-    resume: Path | None,
-    trust: bool,
-    topology: str | None,
-    protocol: str | None,
-    scale: str | None,
-    overrides: tuple[str, ...],
-    out: str | None,
-    seeds: int | list[int] | None,
-    as_json: bool,
-) -> None:
+def compare(asked: RunArguments) -> None:
     """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
-    given = {"set": overrides, "scale": scale, "out": out, "seeds": seeds}
-    if _is_resumed(resume, trust, experiment=experiment, topology=topology, protocol=protocol, **given):
-        assert resume is not None
-        return resume_run(resume, trust=trust, as_json=as_json)
-    assert experiment is not None
-    return train(_load(experiment, topology, protocol, seeds, overrides, scale), out, as_json=as_json)
-
-
-def _load(
-    path: Path,
-    topology: str | None,
-    protocol: str | None,
-    seeds: int | list[int] | None,
-    overrides: Iterable[str],
-    scale: str | None,
-) -> Experiment:
-    from exogym_core.app.experiment import Experiment
-
-    if topology is not None and os.path.isfile(topology):
-        # A path in the experiment is relative to its file, one on the command line to where we are.
-        topology = str(Path(topology).resolve())
-    given = {"topology": topology, "protocol": protocol, "seeds": seeds}
-    options = {key: value for key, value in given.items() if value is not None}
-    return Experiment.load(path, list(overrides), options, scale)
+    resumed = asked.resumed()
+    if resumed is not None:
+        return resume_run(resumed, trust=asked.trust, as_json=asked.as_json)
+    return train(asked.load(), asked.out, as_json=asked.as_json)
