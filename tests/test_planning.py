@@ -222,6 +222,7 @@ def test_rhythms() -> None:
 
 def test_a_round_of_fragments_is_a_whole_one() -> None:
     """Fragments of unequal size repeat after H steps, not after the step between two of them."""
+    assert rhythm(build_strategy("StreamingDiLoCo", H=20, num_fragments=10), 2).period == 20
     planned = measure(build_strategy("StreamingDiLoCo", H=6), setting())
     assert planned.steps_per_round == 6
     assert planned.steady

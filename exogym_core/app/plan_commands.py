@@ -159,7 +159,9 @@ def _cell_line(cell: dict[str, Any]) -> str:
         reached = cell["gbit_per_second"]
         ours = "above 1000" if reached is None else f"{reached:.1f}"
         line = f"  {cell['method']:<28} {cell['target']:>4.0%}  {ours:>10} Gbit/s"
-        return line if "published" not in cell else f"{line}  (printed {cell['published']:g})"
+        line += f"  (printed {cell['published']:g})" if "published" in cell else ""
+        own = cell["strategy_gbit_per_second"]
+        return f"{line}  {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
     figures = f"published {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
     return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"
 

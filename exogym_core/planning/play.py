@@ -44,7 +44,6 @@ __all__ = ["Play", "Played", "Rhythm", "draws_bytes", "rhythm"]
 
 _LONGEST_ROUND = 5_000
 _TRIAL_LAYERS = 6
-_UNLIKE = (5, 8, 3, 13, 9, 2, 7)  # widths of a model no two of whose layers are alike
 _SIZES = ("topk", "chunk", "bucket", "bytes", "rank", "bits", "size", "seed")
 _TRIAL_RANKS = 4
 _ROUNDS_OF_PEERS = 8
@@ -137,20 +136,31 @@ def _fewest_ranks(strategy: Strategy, num_ranks: int) -> int:
     return num_ranks
 
 
-def _tiny() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(_TRIAL_LAYERS)))
+def _tiny(num_layers: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(num_layers)))
 
 
-def _unlike() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(width, following) for width, following in pairwise(_UNLIKE)))
+def _unlike(num_layers: int) -> nn.Module:
+    """No two of its layers are alike."""
+    return nn.Sequential(*(nn.Linear(width, width + 1) for width in range(2, num_layers + 2)))
 
 
-def _recorded(strategy: Strategy, num_ranks: int, length: int, model: Callable[[], nn.Module]) -> Recording:
+def _num_layers(strategy: Strategy) -> int:
+    """Enough for as many fragments as the strategy cuts a model into."""
+    fragments = [
+        value for name, value in strategy.arguments.items() if "fragments" in name and isinstance(value, int)
+    ]
+    return max(_TRIAL_LAYERS, *fragments, 0)
+
+
+def _recorded(
+    strategy: Strategy, num_ranks: int, length: int, model: Callable[[int], nn.Module]
+) -> Recording:
     """Some steps on a model without layers of note; each is marked with the payload sent so far."""
 
     def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
         with torch.device("meta"):
-            own = model()
+            own = model(_num_layers(strategy))
         mine = copy.deepcopy(strategy)
         _choose_by_number(mine)
         runner = _Runner(comm, own, mine, computing, length)

@@ -10,6 +10,7 @@ from torch import nn
 
 import netsim
 from exogym_core.planning import streaming_table
+from exogym_core.planning.own_table import OWN, own_gbit_per_second
 from exogym_core.planning.play import Play, Rhythm
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.files.errors import unknown_name
@@ -56,6 +57,14 @@ def _cell(what: str, unit: str, published: float, ours: float, cause: str) -> di
 
 def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = list(streaming_table.cells(params, layers, step_seconds))
+    own = own_gbit_per_second(params, layers, step_seconds)
+    for cell in made:
+        name, options = OWN[cell["method"]]
+        told = ", ".join(f"{key}={value}" for key, value in options.items())
+        cell |= {
+            "strategy": f"{name}({told})",
+            "strategy_gbit_per_second": own[cell["method"], cell["target"]],
+        }
     if (params, layers, step_seconds) != (1e9, 24, 0.1):
         return made
     printed = [figure for row in streaming_table.PUBLISHED_1B.values() for figure in row]
