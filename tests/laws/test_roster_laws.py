@@ -33,6 +33,8 @@ class World:
                 site = self.sites[number]
                 if not calm and self.random.random() < self.trouble:
                     self.disturb(site)
+                elif calm and not site.is_up and not site.is_over:
+                    self.disturb(site)  # starts it again
                 elif site.is_up:
                     site.act()
             self.roster.look(self.now)
