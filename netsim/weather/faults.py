@@ -116,9 +116,12 @@ class Faults:
         What is on the clock then, if anything, is weather and the traffic of others, which go on for ever.
         """
         env = self._network.env
-        if math.isinf(env.peek()):
+        upcoming = env.peek()
+        if math.isinf(upcoming):
             return True
-        if env.peek() <= env.now or not _goes_on_with_ours(env) or self._moves():
+        if not self._num_entries or upcoming <= env.now:  # no weather, or something at this very instant
+            return False
+        if not _goes_on_with_ours(env) or self._moves():
             return False
         dead = self._network.dead_links
         return not (dead and self.may_come_back(dead))
