@@ -228,6 +228,12 @@ def test_a_round_of_fragments_is_a_whole_one() -> None:
     assert planned.steady
 
 
+def test_rounds_in_flight_at_the_end_come_to_theirs() -> None:
+    """Coded fragments that overlap several steps are under way when the last step is over."""
+    strategy = build_strategy("StreamingDiLoCo", H=12, codec="int8", tau=5, num_fragments=3)
+    assert measure(strategy, setting()).steps_per_round == 12
+
+
 def test_random_bytes_are_expected_ones() -> None:
     """A strategy that draws how much it sends says that its bytes are expected, and sends the mean."""
     planned = measure(build_strategy("SPARTA", p_sparta=0.5), setting())

@@ -168,6 +168,7 @@ def _recorded(
         for step in range(length):
             runner.step(step)
             comm.mark({"payload_bytes": comm.traffic.payload_bytes})
+        mine.finish()  # what is in flight comes to its end
 
     with _quiet_schedules():
         try:
@@ -360,6 +361,7 @@ class Play:
                         "wan_bytes": traffic.wan_bytes,
                     }
                 )
+        mine.finish()  # what is in flight comes to its end, after the last row
 
     def on(
         self,
