@@ -222,3 +222,44 @@ def test_what_changes_elsewhere_leaves_a_collective_alone() -> None:
     assert network.num_in_flight > 1
     clock.run()
     assert len(ends) == 3
+
+
+def test_whoever_enters_last_is_told_however_instants_are_rounded() -> None:
+    """A message waits for its receiver while others, each begun as the one before it ends, come and go beside it.
+
+    Where the sums of their times round up, the sandbox was a rounding error past the receiver's entry, found everybody
+    through and was done with, and nobody was told: about one case in forty here, one in 25,000 steps of training.
+    """
+    topology = Topology.from_mapping(
+        {
+            "hosts": ["a", "b", "c"],
+            "routers": ["r"],
+            "links": [
+                {"between": [host, "r"], "bandwidth": "1 Gbit/s", "latency": "20 ms"} for host in "abc"
+            ],
+        }
+    )
+    for case in range(120):
+        clock = Clock()
+        network = Network(clock, topology, "ideal")
+        message = schedule("sendrecv", 2, num_bytes=37 * case + 1)
+        done: list[int] = []
+        waiting = play(network, message, (0, 1), group="waiting", on_done=done.append)
+        waiting.arrive(0)
+
+        def begin(
+            left: int, network: Network = network, message: Any = message, waiting: Any = waiting
+        ) -> None:
+            if not left:
+                waiting.arrive(1)
+                return
+            other = play(
+                network, message, (0, 2), group=left, on_done=lambda member: member or begin(left - 1)
+            )
+            other.arrive(0)
+            other.arrive(1)
+
+        clock.run(until=0.001 * case + 0.0137)
+        begin(2 + case % 28)
+        clock.run()
+        assert sorted(done) == [0, 1], case

@@ -72,8 +72,8 @@ class Sandbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether all members of all collectives are through."""
-        return not any(execution.num_left for execution in self.executions)
+        """Whether all members of all collectives are through, and steps have told of each."""
+        return not self._done and not any(execution.num_left for execution in self.executions)
 
     def open(self, opening: Opening, network: Network, instant: float) -> int:
         """One more collective begins. Returns its place.

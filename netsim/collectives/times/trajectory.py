@@ -121,7 +121,9 @@ class Trajectory:
         num_before, kept, now = len(sandbox.executions), sandbox.prune(), sandbox.now
         openings = iter(entries.openings)
         for seconds, place, member in zip(entries.seconds, entries.places, entries.members, strict=True):
-            sandbox.advance(now + seconds - first)
+            sandbox.advance(
+                now + (seconds - first)
+            )  # in this order nothing is rounded for those of one instant
             place_now = kept.index(place) if place < num_before else len(kept) + place - num_before
             if place_now == len(sandbox.executions):
                 sandbox.open(next(openings), self._network, instant + seconds - first)
