@@ -41,7 +41,13 @@ def test_defaults_are_written_out_and_the_topology_inlined(write: Any) -> None:
     plain = yaml.safe_load(Experiment.load(write(SMALL)).to_yaml())
     assert plain["name"] == "small"
     assert plain["task"] == {"name": "digits"}
-    assert plain["workers"] == {"count": 2, "kind": "auto", "processes": None, "intra_op_threads": 1}
+    assert plain["workers"] == {
+        "count": 2,
+        "kind": "auto",
+        "processes": None,
+        "intra_op_threads": 1,
+        "address": None,
+    }
     assert plain["topology"]["name"] == "two-datacenters"
     assert plain["strategies"][1] == {"name": "DiLoCo", "label": "DiLoCo", "H": 3}
     assert plain["evaluate"] == {

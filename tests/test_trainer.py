@@ -324,7 +324,13 @@ def test_a_program_can_be_sent_to_a_process():
     given = dict.fromkeys(field.name for field in dataclasses.fields(FitRequest))
     numbers = {"batch_size": 4, "val_size": 0, "val_interval": 1, "seed": 1, "num_nodes": 2, "max_steps": 2}
     given |= numbers | {"strategy": sgd(), "transport": "netsim", "device": "cpu", "workers": "threads"}
-    given |= {"log_x_axis": "step", "shuffle": True, "disable_logging": False, "progress": False}
+    given |= {
+        "log_x_axis": "step",
+        "shuffle": True,
+        "disable_logging": False,
+        "progress": False,
+        "compare_calls": True,
+    }
     program = Program(FitRequest.check(given), tiny_model(), tiny_data(), None)
     sent = pickle.loads(pickle.dumps(program))
     first, second = run_ranks(program, 2).results, run_ranks(sent, 2).results

@@ -13,9 +13,9 @@ for step in range(4):
     exogym_core.advance(1.0)
     try:
         dist.all_reduce(present := torch.ones(1), group=group)
-        print(f"rank {rank} step {step}: {int(present)}", flush=True)
+        print(f"rank {rank} step {step}: {int(present)}\n", end="", flush=True)
     except RuntimeError as error:
-        print(f"rank {rank} step {step}: {str(error).rpartition(': ')[2]}", flush=True)
+        print(f"rank {rank} step {step}: {str(error).rpartition(': ')[2]}\n", end="", flush=True)
         if rank == 1:
             break
         group = dist.new_group([0, 2], use_local_synchronization=True)
