@@ -16,7 +16,12 @@ from exogym_core.training.trainer import Trainer
 from netsim.tools.cli import cli as netsim
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+# But the one that building the documentation writes.
+PAGES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if path.name != "cheat-sheet.md"
+}
 PAGE = PAGES["migrating.md"]
 IDS = [
     f"{letter}{n}"
