@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.app.experiment import Experiment
 from exogym_core.app.settings import yaml_text
-from exogym_core.app.studies.point_run import found_by, train_in
+from exogym_core.app.studies.point_run import failed_by, found_by, train_in
 from exogym_core.app.studies.sweep import Here
 from exogym_core.names import visible
 from exogym_core.ranks.ray_cluster import RayCluster
-from exogym_core.results.record import RunFolder
+from exogym_core.results.record import RecordError, RunFolder
 from netsim.files.documents import parse_document
 from netsim.files.errors import InputError
 
@@ -107,17 +107,13 @@ class OnRay:
 
     def _submit(self, each: PointRun, folder: RunFolder) -> tuple[Any, Found | None]:
         """A point's task, or what came of it already."""
-        prepared: list[tuple[Experiment, _Job]] = []
-
-        def prepare() -> list[dict[str, Any]]:
+        try:
             experiment = each.experiment(folder)
-            prepared.append((experiment, _Job.of(experiment)))
-            return []
-
-        refused = found_by(prepare, folder)
-        if refused.get("failed"):
-            return None, refused
-        ((experiment, job),) = prepared
+            job = _Job.of(experiment)
+        except RecordError:
+            raise
+        except Exception as error:
+            return None, failed_by(error, folder)
         needs = self._needs(experiment)
         self._cluster.require(needs, f"point {each.number}")
         return self._cluster.submit(_train, job, needs=needs, tries=_TRIES), None
@@ -168,14 +164,9 @@ class _Job:
                 f"the Python files beside the experiment have more than {_MOST_CODE_BYTES // 10**6} MB: keep its "
                 "modules in a folder of their own, or install them on the cluster's nodes"
             )
-        settings = experiment.settings
-        if (
-            settings.workers.kind == "auto"
-        ):  # threads give the same bits, and take the one core that was asked for
-            workers = settings.workers.model_copy(update={"kind": "threads"})
-            mapping = experiment.to_mapping() | {"workers": workers.model_dump()}
-        else:
-            mapping = experiment.to_mapping()
+        mapping = experiment.to_mapping()
+        if mapping["workers"]["kind"] == "auto":  # the same bits, and the one core that is asked for
+            mapping["workers"]["kind"] = "threads"
         return cls(yaml_text(mapping), code, os.getcwd())
 
 

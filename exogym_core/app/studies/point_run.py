@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from exogym_core.app.studies.study import Study
     from exogym_core.results.record import RunFolder
 
-__all__ = ["Found", "PointRun", "found_by", "train_in"]
+__all__ = ["Found", "PointRun", "failed_by", "found_by", "train_in"]
 
 Found = dict[str, Any]
 """What came of a point: `strategies` (its summary), and `failed` with `error` where something did."""
@@ -95,9 +95,7 @@ def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Foun
     except RecordError:
         raise
     except Exception as error:
-        text = str(error) if isinstance(error, NetsimError) else f"{type(error).__name__}: {error}"
-        told = visible(text.partition("\n")[0], 500)
-        return {"failed": True, "error": told, "strategies": folder.read_summary()}
+        return failed_by(error, folder)
     failed = [entry for entry in entries if entry.get("failed")]
     if not failed:
         return {"strategies": entries}
@@ -106,6 +104,13 @@ def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Foun
         "failed": True,
         "error": f"{failed[0]['name']}: {failed[0].get('error')}",
     }
+
+
+def failed_by(error: Exception, folder: RunFolder) -> Found:
+    """What is noted of a point that an exception has ended."""
+    text = str(error) if isinstance(error, NetsimError) else f"{type(error).__name__}: {error}"
+    told = visible(text.partition("\n")[0], 500)
+    return {"failed": True, "error": told, "strategies": folder.read_summary()}
 
 
 def _told(entries: Sequence[Mapping[str, Any]]) -> str:
