@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from exogym_core.ranks.children import ChannelClosed, Children, Pipe
+from exogym_core.ranks.processes.children import ChannelClosed, Children, Pipe
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_a_hundred_failures_leave_nothing() -> None:
 _PARENT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
-from exogym_core.ranks.children import Children
+from exogym_core.ranks.processes.children import Children
 print("once")
 def target(index, channel):
     channel.send(os.getpid())

@@ -306,7 +306,7 @@ def test_names_too_long_and_truth_values_are_told_in_a_line(
 def test_processes_share_less_memory_where_the_address_space_is_limited() -> None:
     code = (
         "import resource, torch\n"
-        "from exogym_core.ranks.arena import Arena\n"
+        "from exogym_core.ranks.processes.arena import Arena\n"
         "resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))\n"
         "ours = Arena(); theirs = Arena(ours.fd, upper_half=True)\n"
         "sent = torch.arange(10_000.0)\n"

@@ -7,7 +7,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.values import reduce_tensors
-from exogym_core.ranks.gloo_ranks import launch_gloo
+from exogym_core.ranks.gloo.ranks import launch_gloo
 
 HALVES = (torch.float16, torch.bfloat16)
 

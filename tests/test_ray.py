@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from exogym_core.app.cli import main
-from exogym_core.ranks.ray_cluster import RayCluster
+from exogym_core.ranks.ray.cluster import RayCluster
 from exogym_core.ranks.run import run_ranks
 from netsim.files.errors import InputError, RankError
 

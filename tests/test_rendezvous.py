@@ -14,7 +14,7 @@ from torch import nn
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.communicator.elastic.link import SiteLink
 from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
-from exogym_core.ranks.rendezvous import Meeting
+from exogym_core.ranks.rendezvous.service import Meeting
 from exogym_core.training.optimizer import DiLoCoOptimizer
 from netsim.files.errors import InputError, RankError
 
@@ -316,7 +316,7 @@ def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
 
 def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many groups a long run makes, its rendezvous keeps a bounded number of notes, and the newest ones."""
-    monkeypatch.setattr("exogym_core.ranks.rendezvous._MOST_KEYS", 10)
+    monkeypatch.setattr("exogym_core.ranks.rendezvous.service._MOST_KEYS", 10)
     with meeting(num_sites=1) as at, site(at, 0) as comm:
         for number in range(30):
             comm.link.ask("note", does="set", key=f"group {number}", value="x")

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks import processes, watch
+from exogym_core.ranks import watch
 from exogym_core.ranks.carrier import Carrier
+from exogym_core.ranks.processes import carrying
 from exogym_core.ranks.watch import Silence
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def test_a_stopped_process_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPat
         if found is not None:
             os.kill(int(found[1]), signal.SIGCONT)
 
-    monkeypatch.setattr(processes, "_SECONDS_OF_SILENCE", 0.2)
-    monkeypatch.setattr(processes.warnings, "warn", warn)
+    monkeypatch.setattr(carrying, "_SECONDS_OF_SILENCE", 0.2)
+    monkeypatch.setattr(carrying.warnings, "warn", warn)
 
     def body(comm: Communicator) -> float:
         comm.barrier()

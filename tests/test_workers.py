@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks import rng
-from exogym_core.ranks.arena import Arena
+from exogym_core.ranks.processes.arena import Arena
 from exogym_core.ranks.rng import RandomStates, seed_device
 from exogym_core.ranks.spec import WorkerSpec
 from netsim.files.errors import InputError, RankError

@@ -15,7 +15,7 @@ from exogym_core.app.tracking import open_loggers
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.names import seeded_name, visible
-from exogym_core.ranks.torchrun import agreed
+from exogym_core.ranks.torchrun.rank import agreed
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.record import RecordError
 from exogym_core.results.seeds import Tally

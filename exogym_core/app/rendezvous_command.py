@@ -10,7 +10,7 @@ import click
 from exogym_core.app.common_options import debug_flag, plain_json
 from exogym_core.frames import parse_address
 from exogym_core.names import visible_text
-from exogym_core.ranks.rendezvous import Meeting
+from exogym_core.ranks.rendezvous.service import Meeting
 from exogym_core.secret import shared_secret
 
 __all__ = ["rendezvous"]

@@ -144,7 +144,7 @@ def _begun_before() -> Path | None:
     """The folder of the run that torchrun starts again after a failure."""
     if not under_torchrun():
         return None
-    from exogym_core.ranks.torchrun import recalled
+    from exogym_core.ranks.torchrun.rank import recalled
 
     folder = recalled("run folder")
     return None if folder is None else Path(folder)
@@ -152,7 +152,7 @@ def _begun_before() -> Path | None:
 
 def _remember(folder: RunFolder) -> None:
     if under_torchrun():
-        from exogym_core.ranks.torchrun import remember
+        from exogym_core.ranks.torchrun.rank import remember
 
         remember("run folder", os.path.abspath(folder.path))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.ranks.journal import Journal
-from exogym_core.ranks.processes import run_in_processes
+from exogym_core.ranks.processes.carrying import run_in_processes
 from exogym_core.ranks.spec import WorkerSpec
 from exogym_core.ranks.threads import run_in_threads
 from netsim.files.errors import InputError, unknown_name
@@ -229,7 +229,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
 
     carrier = partial(run_in_threads, nth_core=os.getpid())
     if spec.kind == "ray":
-        from exogym_core.ranks.ray_ranks import run_on_ray
+        from exogym_core.ranks.ray.actors import run_on_ray
 
         carrier = partial(run_on_ray, processes=spec.processes, address=spec.address)
     elif spec.processes is not None:
@@ -264,7 +264,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
 
 def _over_gloo(asked: RankRun) -> RunResult[Any]:
     """Of what ranks request there is a journal of marked rows alone: sockets need no replaying."""
-    from exogym_core.ranks.gloo_ranks import launch_gloo, rows_in_order, untimed_row
+    from exogym_core.ranks.gloo.ranks import launch_gloo, rows_in_order, untimed_row
 
     journal, on_row = asked.journal, asked.on_row
     past = [[request.row for request in own if isinstance(request, Mark)] for own in journal.past]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.ranks.journal import Journal
-from exogym_core.ranks.processes import run_in_processes
+from exogym_core.ranks.processes.carrying import run_in_processes
 from exogym_core.torch_backend.private import rendezvous_by
 from exogym_core.torch_backend.registration import register
 from exogym_core.torch_backend.replacement import replace_backends

@@ -24,13 +24,13 @@ import torch
 
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import World
-from exogym_core.ranks.arena import Arena
-from exogym_core.ranks.channel import ChannelClosed, Pipe
 from exogym_core.ranks.failures import told
 from exogym_core.ranks.journal import Journal
-from exogym_core.ranks.processes import ProcessRun
-from exogym_core.ranks.rank_block import RankBlock
-from exogym_core.ranks.records import Ended, Failed
+from exogym_core.ranks.processes.arena import Arena
+from exogym_core.ranks.processes.carrying import ProcessRun
+from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
+from exogym_core.ranks.processes.rank_block import RankBlock
+from exogym_core.ranks.processes.records import Ended, Failed
 from exogym_core.ranks.turns import Aborted
 from exogym_core.torch_backend.report import Exposure, report_of
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
@@ -163,7 +163,7 @@ def _fork(listener: socket.socket, num_ranks: int, path: str) -> None:
 
 
 class _Guests:
-    """The ranks' processes, seen through their connections; see `exogym_core.ranks.children:Children`."""
+    """The ranks' processes, seen through their connections; see `exogym_core.ranks.processes.children:Children`."""
 
     def __init__(self, channels: list[Pipe], pids: list[int]) -> None:
         self.channels, self.pids = channels, pids

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.elastic.communicator import SiteCommunicator
 from exogym_core.names import visible
-from exogym_core.ranks.gloo_ranks import untimed_row
+from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.results.history import RowRecorder
 from exogym_core.training.background import BackgroundObserver

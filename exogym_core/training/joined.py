@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.checkpoints.writing import RankCheckpoints
-from exogym_core.ranks.collecting import Collecting
-from exogym_core.ranks.gloo_ranks import untimed_row
-from exogym_core.ranks.torchrun import JoinedRank, recalled, remember, torchrun_rank
+from exogym_core.ranks.gloo.ranks import untimed_row
+from exogym_core.ranks.torchrun.collecting import Collecting
+from exogym_core.ranks.torchrun.rank import JoinedRank, recalled, remember, torchrun_rank
 from exogym_core.results.history import RowRecorder
 from exogym_core.training.background import BackgroundObserver
 from exogym_core.training.logs import make_loggers

@@ -17,7 +17,7 @@ from exogym_core.data.batches import collate_of
 from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.ranks.run import Transport, transport_named
 from exogym_core.ranks.spec import WorkerSpec
-from exogym_core.ranks.torchrun import torchrun_rank
+from exogym_core.ranks.torchrun.rank import torchrun_rank
 from exogym_core.results.loggers import X_AXES
 from exogym_core.strategy.base import Strategy
 from exogym_core.training.evaluation import PRECISIONS

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.ranks.torchrun import torchrun_rank
+from exogym_core.ranks.torchrun.rank import torchrun_rank
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.history import RowRecorder
 from exogym_core.results.progress import shown

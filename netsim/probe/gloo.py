@@ -16,7 +16,7 @@ from netsim.probe.channel import PeerError
 
 __all__ = ["GlooTiming", "free_port", "interface_of"]
 
-_PROGRAM = "exogym_core.ranks.gloo_pair"
+_PROGRAM = "exogym_core.ranks.gloo.pair"
 _SIOCGIFADDR = 0x8915
 
 

@@ -19,8 +19,8 @@ import torch
 from conformance_cases import run
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.ranks.children import Children, Pipe
-from exogym_core.ranks.gloo_ranks import launch_gloo
+from exogym_core.ranks.gloo.ranks import launch_gloo
+from exogym_core.ranks.processes.children import Children, Pipe
 from netsim.files.errors import DeadlockError, RankError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_ranks_listen_on_loopback_only() -> None:
 _SCRIPT = """
 import os, signal, sys
 import torch
-from exogym_core.ranks.gloo_ranks import launch_gloo
+from exogym_core.ranks.gloo.ranks import launch_gloo
 
 def body(comm):
     comm.barrier()

@@ -17,9 +17,9 @@ from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
-from exogym_core.ranks.children import Children, Pipe
-from exogym_core.ranks.gloo_ranks import launch_gloo
-from exogym_core.ranks.side_channel import SideChannel
+from exogym_core.ranks.gloo.ranks import launch_gloo
+from exogym_core.ranks.processes.children import Children, Pipe
+from exogym_core.ranks.torchrun.side_channel import SideChannel
 from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError, RankError
 

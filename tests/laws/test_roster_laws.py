@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exogym_core.ranks.roster import START, Roster
+from exogym_core.ranks.rendezvous.roster import START, Roster
 
 ROUNDS = 4
 

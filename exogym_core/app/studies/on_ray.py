@@ -18,7 +18,7 @@ from exogym_core.app.settings import yaml_text
 from exogym_core.app.studies.point_run import failed_by, found_by, train_in
 from exogym_core.app.studies.sweep import Here
 from exogym_core.names import visible
-from exogym_core.ranks.ray_cluster import RayCluster
+from exogym_core.ranks.ray.cluster import RayCluster
 from exogym_core.results.record import RecordError, RunFolder
 from netsim.files.documents import parse_document
 from netsim.files.errors import InputError

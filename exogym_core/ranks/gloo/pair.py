@@ -1,6 +1,6 @@
 """One of two ranks that time torch's gloo between their hosts; `netsim probe --gloo` starts them.
 
-    python -m exogym_core.ranks.gloo_pair < SECRET
+    python -m exogym_core.ranks.gloo.pair < SECRET
 
 RANK, WORLD_SIZE=2, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, GLOO_SOCKET_IFNAME names the interface.
 The secret comes as a line of hexadecimal digits; when that pipe is closed, the process ends. Rank 0 prints a line of

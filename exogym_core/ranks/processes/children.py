@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import cloudpickle
 
-from exogym_core.ranks.channel import ChannelClosed, Pipe
-from exogym_core.ranks.pickling import dumps_for_child
+from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
+from exogym_core.ranks.processes.pickling import dumps_for_child
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

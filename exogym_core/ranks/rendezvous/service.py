@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
 from exogym_core.names import visible
-from exogym_core.ranks.roster import Roster
+from exogym_core.ranks.rendezvous.roster import Roster
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

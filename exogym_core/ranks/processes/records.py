@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.port import RankState
-    from exogym_core.ranks.arena import TensorRef
+    from exogym_core.ranks.processes.arena import TensorRef
     from netsim.files.errors import BrokenCallError, MismatchError, NetsimError
     from netsim.ranks.requests import Answer, Key, Request
 

@@ -1,6 +1,6 @@
 """Ranks as actors on the nodes of a Ray cluster: blocks of ranks by turns in each, the simulation in this process.
 
-Records travel as arguments and results of Ray's calls, tensors through its object store; see `ray_values`.
+Records travel as arguments and results of Ray's calls, tensors through its object store; see `values`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import cloudpickle
 
-from exogym_core.ranks.channel import ChannelClosed
 from exogym_core.ranks.failures import told
-from exogym_core.ranks.pickling import dumps_for_child
-from exogym_core.ranks.processes import ProcessRun, blocks_of
-from exogym_core.ranks.rank_block import RankBlock
-from exogym_core.ranks.ray_cluster import RayCluster
-from exogym_core.ranks.ray_values import ObjectStore, combined_far, fetched, reduced_piece
-from exogym_core.ranks.records import Failed
+from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
+from exogym_core.ranks.processes.channel import ChannelClosed
+from exogym_core.ranks.processes.pickling import dumps_for_child
+from exogym_core.ranks.processes.rank_block import RankBlock
+from exogym_core.ranks.processes.records import Failed
+from exogym_core.ranks.ray.cluster import RayCluster
+from exogym_core.ranks.ray.values import ObjectStore, combined_far, fetched, reduced_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.carrier import Carrier, OnDeposit
     from exogym_core.ranks.journal import Journal
-    from exogym_core.ranks.rank_block import Body
+    from exogym_core.ranks.processes.rank_block import Body
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import Schedules
-from exogym_core.ranks.alone import Alone
 from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS
-from exogym_core.ranks.channel import ChannelClosed
 from exogym_core.ranks.failures import run_rank, told
-from exogym_core.ranks.pickling import dumps_for_child
-from exogym_core.ranks.records import (
+from exogym_core.ranks.processes.alone import Alone
+from exogym_core.ranks.processes.channel import ChannelClosed
+from exogym_core.ranks.processes.pickling import dumps_for_child
+from exogym_core.ranks.processes.records import (
     Abort,
     Answered,
     Asking,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.arena import Store, TensorRef
-    from exogym_core.ranks.channel import RankEnd
+    from exogym_core.ranks.processes.arena import Store, TensorRef
+    from exogym_core.ranks.processes.channel import RankEnd
     from exogym_core.ranks.watch import Silence
     from netsim.ranks.requests import Answer, Question
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from exogym_core.communicator.values import Combine, combine
-from exogym_core.ranks.arena import Arena, Store
 from exogym_core.ranks.carrier import Carrier
-from exogym_core.ranks.channel import ChannelClosed, Pipe
-from exogym_core.ranks.children import Children
-from exogym_core.ranks.rank_block import RankBlock
-from exogym_core.ranks.records import (
+from exogym_core.ranks.processes.arena import Arena, Store
+from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
+from exogym_core.ranks.processes.children import Children
+from exogym_core.ranks.processes.rank_block import RankBlock
+from exogym_core.ranks.processes.records import (
     Abort,
     Answered,
     Asking,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
-    from exogym_core.ranks.rank_block import Body
+    from exogym_core.ranks.processes.rank_block import Body
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Key
@@ -62,7 +62,7 @@ _SECONDS_IDLE, _MOST_SECONDS_IDLE = 1.0, 30.0
 
 
 class Homes(Protocol):
-    """Where blocks of ranks live, each with a channel; `exogym_core.ranks.children:Children` says what is meant."""
+    """Where blocks of ranks live, each with a channel; `children:Children` beside this file says what is meant."""
 
     @property
     def channels(self) -> Sequence[Any]:

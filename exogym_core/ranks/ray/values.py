@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from exogym_core.communicator.values import Outcome, combine, reduce_tensors
-from exogym_core.ranks.arena import TensorRef
+from exogym_core.ranks.processes.arena import TensorRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.ranks.pickling import dumps_for_child
+from exogym_core.ranks.processes.pickling import dumps_for_child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
-from exogym_core.ranks.ending import Ending
 from exogym_core.ranks.rng import RandomStates
-from exogym_core.ranks.side_channel import SideChannel
+from exogym_core.ranks.torchrun.ending import Ending
+from exogym_core.ranks.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,0 +1,1 @@
+"""Ranks as actors on a Ray cluster's nodes."""

@@ -1,0 +1,1 @@
+"""Ranks whose processes torchrun has started."""
