@@ -49,6 +49,9 @@ class Communicator(CheckedArguments, ABC):
     traffic: Traffic
     can_leave_behind: bool = False  # `among_present` and its like are there
     members_change: bool = False  # ranks may come at any time, and there are no collectives of all of them
+    inside: Communicator | None = (
+        None  # where members change, those of this rank's site, who come and go together
+    )
 
     # --- collectives ---------------------------------------------------------------------------------------
 

@@ -63,7 +63,8 @@ class DiLoCoCommunicator(OuterRounds, CommunicationModule):
             self.absence = None
         if self.absence is not None:
             self.absence.connect(strategy.comm, self.options.ranks_per_worker, type(strategy).__name__)
-            self.absence.follow(self.outer)
+            whole = (lambda: None) if scope.gradients is None else scope.gradients.gather
+            self.absence.follow(self.outer, scope.site, whole)
         return scope
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:

@@ -25,6 +25,7 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from exogym_core.communicator.elastic.contract import ElasticCommunicator
     from exogym_core.results.fit_result import FitResult
     from exogym_core.training.program import Program
     from netsim.ranks.kernel import StampedRow
@@ -71,7 +72,7 @@ class _SiteWatch:
         for site, row in sorted(past, key=lambda each: (each[1].get("step", 0), each[0])):
             self._take(site, row)
 
-    def connect(self, comm: SiteCommunicator) -> None:
+    def connect(self, comm: ElasticCommunicator) -> None:
         """Hear what the others tell, and tell them what is seen here."""
         self._tell, self._send_rows = comm.link.mark, comm.link.send_rows
         self.site = comm.rank
@@ -136,7 +137,7 @@ class _SiteWatch:
             self._tell({"observed": row})
         self._writer.settle(num_taken)
 
-    def finish(self, comm: SiteCommunicator, present: Sequence[int]) -> None:
+    def finish(self, comm: ElasticCommunicator, present: Sequence[int]) -> None:
         """This site has done its rounds: wait for what it judges, and for the last rows of those who were there."""
         final = self._looking.finish()
         with self._lock:
@@ -148,7 +149,7 @@ class _SiteWatch:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self._result.mean_state, self._result.judged_state = final.mean, final.judged
 
-    def _is_awaited(self, comm: SiteCommunicator, site: int) -> bool:
+    def _is_awaited(self, comm: ElasticCommunicator, site: int) -> bool:
         if site == self.site or site in self._is_through:
             return False
         pulse = comm.link.pulses.get(str(site), {})

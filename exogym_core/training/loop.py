@@ -192,9 +192,10 @@ class Loop:
     def _set_up(self) -> None:
         if not self.model.training:
             self.model.train()
-        if self.comm.world_size > 1 and not self.comm.members_change:
+        together = self.comm.inside if self.comm.members_change else self.comm
+        if together is not None and together.world_size > 1:
             with self.comm.off_clock():
-                broadcast_state(self.model, self.comm)
+                broadcast_state(self.model, together)
         self._learner = self._make_learner()
         run = {} if self._coding is None else {"coding": self._coding}
         self.strategy.setup(self.model, self.comm, self.max_steps, self._seed, **run)

@@ -156,7 +156,8 @@ class DiLoCoOptimizer(Optimizer):
             self._site = self._gradients.between(self._site)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
         if self._absence is not None:
-            self._absence.follow(self._outer)
+            whole = (lambda: None) if self._gradients is None else self._gradients.gather
+            self._absence.follow(self._outer, self._site, whole)
             self._absence.begin()
             self._catch_up()
 
@@ -173,8 +174,9 @@ class DiLoCoOptimizer(Optimizer):
         """Take over the first rank's parameters; who joins late gets them, or newer ones, when it does."""
         if self._absence is None:
             site.broadcast(parameters)
-        elif site.between.members_change:
-            return  # they meet when this optimizer is complete
+        elif site.between.members_change:  # sites meet when this optimizer is complete
+            if site.inside is not None:
+                Site(None, site.inside).broadcast(parameters)
         elif site.between.rank in self._absence.present:
             there = site.between.group(self._absence.present)
             Site(None, there).broadcast(parameters)

@@ -6,18 +6,23 @@ import contextlib
 import datetime
 import hmac
 import math
+import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from exogym_core.communicator.elastic.contract import ElasticCommunicator
+from exogym_core.communicator.elastic.council import Council
 from exogym_core.communicator.elastic.link import SiteLink
+from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
+from exogym_core.communicator.elastic.moving import moved
 from exogym_core.communicator.elastic.store import LinkStore
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
+from exogym_core.communicator.handle import Traffic
 from exogym_core.meeting_place import MeetingPlace
 from exogym_core.plain import packed, unpacked
 from exogym_core.secret import shared_secret
@@ -35,9 +40,8 @@ __all__ = ["SiteCommunicator"]
 T = TypeVar("T")
 
 _CONNECTING_SECONDS = 20.0  # until all members of a group have connected to each other
-_PART_BYTES = 32 << 20  # of a state, at once: each part has its own time-out
-_PART_SECONDS = 120.0
 _BROKEN = (ConnectionLostError, DeadlockError)
+_NOTHING = -2  # the number of no state
 
 
 class _Hurried:
@@ -54,7 +58,7 @@ class _Hurried:
         return getattr(self._group, name)
 
 
-class SiteCommunicator(GlooCommunicator):
+class SiteCommunicator(ElasticCommunicator):
     """What connects a site to the others, who come and go: its rank is the number of the site.
 
     There are no collectives of all sites, as nobody knows who will be there: `among_present` does what is to be done
@@ -63,23 +67,31 @@ class SiteCommunicator(GlooCommunicator):
     Use it as a context manager: a site that leaves by an exception is lost to the others, else it stays until
     nobody needs what it has.
 
+    Where a site has several processes each has one, and all of them make the same calls: the first asks the rendezvous
+    for all, and what is done between sites each does with the processes in its place (`SiteRankCommunicator` is what
+    connects such a process to all others).
+
     Args:
-        link: to the rendezvous.
+        link: to the rendezvous; its lane is this process's place in the site.
         secret: known to the run's processes; members of groups test each other with it.
         on_mark: receives what is marked.
+        processes: connects the site's processes; None: this one is the site.
     """
 
-    can_leave_behind = True
-    members_change = True
-
     def __init__(
-        self, link: SiteLink, secret: bytes, on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None
+        self,
+        link: SiteLink,
+        secret: bytes,
+        on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
+        processes: GlooCommunicator | None = None,
     ) -> None:
         assert link.site is not None
         self._link, self._secret = link, secret
+        self._council = Council(link, processes)
         link.on_push = self._pushed
         alone = Rendezvous(link.site, link.num_sites)
-        state = GlooRank(alone, on_mark)
+        traffic = Traffic() if processes is None else processes.traffic
+        state = GlooRank(alone, on_mark, traffic=traffic)
         nobody = ProcessGroups(None, None, None)
         super().__init__(state, GroupCalls(state, nobody, range(link.num_sites), link.site), link.site)
         self._group: tuple[str, GlooCommunicator | None, list[_Hurried], GroupCalls | None] = (
@@ -91,7 +103,7 @@ class SiteCommunicator(GlooCommunicator):
         self._num_meetings = 0
         self._patience_seconds = 0.0
         self._published: tuple[int, list[Tensor]] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._store = LinkStore(link, _CONNECTING_SECONDS)
         self._set_clock()
 
@@ -103,14 +115,19 @@ class SiteCommunicator(GlooCommunicator):
         resumed: bool = False,
         on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
         patience_seconds: float = 600.0,
-    ) -> SiteCommunicator:
+        processes: GlooCommunicator | None = None,
+    ) -> ElasticCommunicator:
         """That of the site which NETGYM_RENDEZVOUS and NETGYM_SITE tell of.
+
+        Where torchrun has started several processes for the site, it connects this one to all processes of all
+        sites, and each must make it.
 
         Args:
             run: what distinguishes this run from others at the same rendezvous, besides NETGYM_RUN.
             resumed: this process has a state to go on from, though all others may be through with the run.
             on_mark: receives what is marked.
             patience_seconds: how long the rendezvous may be away.
+            processes: connects the site's processes, where that is done already.
 
         Raises:
             InputError: a variable is missing or wrong, the secrets differ, or the rendezvous has no place for it.
@@ -118,17 +135,24 @@ class SiteCommunicator(GlooCommunicator):
         """
         place, secret = MeetingPlace.from_environment(), shared_secret()
         name = " ".join(filter(None, [place.run, run]))
-        link = SiteLink(
-            place.address, secret, place.site, run=name, resumed=resumed, patience_seconds=patience_seconds
-        )
-        return cls(link, secret, on_mark)
+
+        def link(site: int | None, lane: int = 0) -> SiteLink:
+            about: Any = {"run": name, "resumed": resumed, "patience_seconds": patience_seconds}
+            return SiteLink(place.address, secret, site, lane=lane, **about)
+
+        if processes is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            processes = GlooCommunicator.from_environment()
+        if processes is None or processes.world_size == 1:
+            return cls(link(place.site), secret, on_mark)
+        inside = processes
+        found = site_link(link, place.site, inside, patience_seconds)
+        return SiteRankCommunicator(cls(found, secret, on_mark, inside), inside)
 
     def __enter__(self) -> Self:
         return self
 
     @property
     def link(self) -> SiteLink:
-        """The way to the rendezvous."""
         return self._link
 
     # --- who comes in time ----------------------------------------------------------------------------------
@@ -148,7 +172,7 @@ class SiteCommunicator(GlooCommunicator):
         number = self._num_meetings if number is None else number
         self._num_meetings = number + 1
         wanted = None if awaited is None else list(awaited)
-        told = self._link.ask(
+        told = self._council.ask(
             "join",
             number=number,
             seconds=seconds,
@@ -160,14 +184,15 @@ class SiteCommunicator(GlooCommunicator):
         members = sorted(weights)
         while self.rank in members:
             result, is_through = self._attempt(told, members, [weights[site] for site in members], work)
-            told = self._link.ask(
+            are_through = all(self._council.told(is_through))
+            told = self._council.ask(
                 "confirm",
                 number=number,
                 attempt=told["attempt"],
                 group=told["group"],
                 members=members,
                 seconds=averaging_seconds,
-                is_through=is_through,
+                is_through=are_through,
             )
             members = sorted(told["left"])
             if not members:
@@ -244,24 +269,29 @@ class SiteCommunicator(GlooCommunicator):
     def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
         with self._lock:
             self._published = (number, [tensor.detach().cpu().clone() for tensor in tensors])
+            self._lock.notify_all()
         self._link.remember(newest=number, has_begun=True)
-        self._link.tell("publish", number=number)
+        self._council.tell("publish", number=number)
 
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
         without: list[int] = []
         while True:
-            told = self._link.ask("fetch", at_least=at_least, without=without)
+            told = self._council.ask("fetch", at_least=at_least, without=without)
             if told["number"] is None:
                 # All others are gone: the run goes on from what this site has, unless they were through with it.
                 return None if told["ended"] else self._published
             try:
                 number, tensors = self._download(told["group"], int(told["holder"]))
             except _BROKEN:
+                number, tensors = _NOTHING, []
+            numbers = set(self._council.told(number))
+            if _NOTHING in numbers:
                 without.append(int(told["holder"]))
+            if numbers != {number} or number == _NOTHING:  # some of a state, and some of the one after it
                 continue
             self._link.remember(has_begun=True)
-            self._link.tell("fetched", number=number)
+            self._council.tell("fetched", number=number)
             self._set_clock()
             num_bytes = sum(tensor.nbytes for tensor in tensors)
             self.traffic.bytes_sent += num_bytes
@@ -271,11 +301,15 @@ class SiteCommunicator(GlooCommunicator):
     def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:
         groups = self._connected(group, sorted([holder, self.rank]), _CONNECTING_SECONDS)
         try:
-            payload = _moved(groups, holder, self.rank, None)
+            payload = moved(groups, holder, self.rank, None)
         finally:
             groups.control.shutdown()
         number, tensors = unpacked(payload)
         return number, tensors
+
+    @property
+    def _newest(self) -> int:
+        return _NOTHING if self._published is None else self._published[0]
 
     def _pushed(self, message: Mapping[str, Any]) -> None:
         if message["push"] == "serve":
@@ -289,10 +323,11 @@ class SiteCommunicator(GlooCommunicator):
                 message["group"], sorted([self.rank, int(message["to"])]), _CONNECTING_SECONDS
             )
             try:
-                with self._lock:
+                with self._lock:  # this process may not be as far yet as the first one of its site
+                    self._lock.wait_for(lambda: self._newest >= int(message["number"]), _CONNECTING_SECONDS)
                     assert self._published is not None
                     payload = packed(self._published)
-                _moved(groups, self.rank, int(message["to"]), payload)
+                moved(groups, self.rank, int(message["to"]), payload)
             finally:
                 groups.control.shutdown()
 
@@ -320,7 +355,7 @@ class SiteCommunicator(GlooCommunicator):
     def finish(self) -> None:
         """This site is through: stay while somebody is on the way who needs its state."""
         self._link.send_rows()
-        self._link.ask("end", seconds=self._patience_seconds)
+        self._council.ask("end", seconds=self._patience_seconds)
 
     def close(self) -> None:
         """Leave; no communicator of this site works afterwards."""
@@ -328,58 +363,6 @@ class SiteCommunicator(GlooCommunicator):
         super().close()
         self._link.close()
 
-    # --- what there is not ------------------------------------------------------------------------------------
-
-    def _collective(self, name: str, *arguments: Any, **named: Any) -> NoReturn:
-        raise self._changing(name)
-
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> NoReturn:
-        raise self._changing("send")
-
-    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> NoReturn:
-        raise self._changing("recv")
-
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> NoReturn:
-        raise self._changing("recv")
-
-    def put(self, tensor: Tensor, dst: int, box: str = "") -> NoReturn:
-        raise self._changing("put")
-
-    def take(self, box: str = "", wait: float = 0.0) -> NoReturn:
-        raise self._changing("take")
-
-    def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> NoReturn:
-        raise self._changing("group")
-
-    def _changing(self, call: str) -> InputError:
-        return InputError(
-            f"rank {self.rank}, {call}: sites that meet at a rendezvous come and go, and what waits for all of them "
-            "would wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
-        )
-
     def _check_on_clock(self, call: str) -> None:
         if self._state.off_clock:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
-
-
-def _moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None) -> bytes:
-    """Bytes from one of two sites to the other; `payload` is the sender's."""
-    control, place = groups.control, int(sender > receiver)
-    options = torch.distributed.BroadcastOptions()
-    options.rootRank = place
-    try:
-        control._set_default_timeout(datetime.timedelta(seconds=_PART_SECONDS))
-        size = torch.tensor([0 if payload is None else len(payload)])
-        control.broadcast([size], options).wait()
-        whole = (
-            torch.empty(int(size), dtype=torch.uint8)
-            if payload is None
-            else torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        )
-        for part in torch.split(whole, _PART_BYTES):
-            control.broadcast([part], options).wait()
-    except RuntimeError as error:
-        raise ConnectionLostError(
-            f"a state was cut off: {str(error).partition(chr(10))[0]}", receiver
-        ) from None
-    return whole.numpy().tobytes() if payload is None else payload

@@ -329,6 +329,15 @@ class GlooCommunicator(Communicator):
         member = members.index(self.rank)
         return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)
 
+    def patient(self, seconds: float) -> GlooCommunicator:
+        """A group of the same ranks in which they wait for each other so long; called by all of them."""
+        rendezvous = self._state.rendezvous
+        usual, rendezvous.timeout_seconds = rendezvous.timeout_seconds, seconds
+        try:
+            return self.group(range(self.world_size))
+        finally:
+            rendezvous.timeout_seconds = usual
+
     def compare_places(self, compare: bool) -> None:
         self._state.compares_places = compare
 

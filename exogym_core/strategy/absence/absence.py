@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from exogym_core.plain import decode, encode
+from exogym_core.strategy.sites.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.absence.patience import Patience
@@ -42,6 +43,9 @@ class Absence:
         number: the rounds that this rank's parameters have behind them, its own or others'.
         present: the ranks of the last round, whose models are looked at together; those who are there from the
             start before the first.
+
+    Sites of several ranks are there or away as a whole: all their ranks make the same calls, and each does what is
+    done between sites for its own part.
     """
 
     def __init__(self, patience: Patience, steps_a_round: int) -> None:
@@ -57,12 +61,28 @@ class Absence:
         Raises InputError, beginning with `where`, where time-outs do not go with the rest.
         """
         self.patience.check(where, comm, ranks_per_site)
-        self._comm = comm
-        self.present = [rank for rank in range(comm.world_size) if rank not in self.patience.join_at]
+        self._comm, self._site_size, self._site = comm, ranks_per_site, Site(None, comm)
+        late = self.patience.join_at
+        self.present = [rank for rank in range(comm.world_size) if rank // ranks_per_site not in late]
 
-    def follow(self, outer: OuterStep) -> None:
-        """Rounds are those of `outer`."""
-        self._outer = outer
+    def follow(
+        self, outer: OuterStep, site: Site | None = None, whole: Callable[[], None] = lambda: None
+    ) -> None:
+        """Rounds are those of `outer`, by way of `site`; `whole` is called when parameters have been set."""
+        self._outer, self._whole = outer, whole
+        self._site = self._site if site is None else site
+
+    @property
+    def _meeting(self) -> Communicator:
+        """Connects this rank to its like in other sites."""
+        return self._site.between
+
+    def _sites(self) -> list[int]:
+        return sorted({rank // self._site_size for rank in self.present})
+
+    def _are_present(self, sites: Sequence[int]) -> None:
+        size = self._site_size
+        self.present = [site * size + place for site in sites for place in range(size)]
 
     def is_ahead(self, step: int) -> bool:
         """Whether the others have done the step after `step` steps while this rank was away."""
@@ -75,43 +95,43 @@ class Absence:
             return
         self._has_begun = True
         late = self.patience.join_at
-        if self._comm.rank in late:
-            self._comm.arrive_at(late[self._comm.rank])
+        site = self._comm.rank // self._site_size
+        if site in late:
+            self._meeting.arrive_at(late[site])
         if self._comm.members_change:
             self._begin_together()
-        elif self._comm.rank in late:
+        elif site in late:
             self._catch_up(0, 0)
         elif late:
-            self._comm.publish(0, _packed(self._outer))
+            self._publish()
 
     def _begin_together(self) -> None:
         """Real ranks may have died and come again: all get the newest state, of each other or of who runs already."""
 
         def share(peers: Communicator, weights: list[float]) -> Any:
             source = weights.index(max(weights))
-            mine = (self.number, _packed(self._outer)) if peers.rank == source else None
+            mine = (self.number, self._mine()) if peers.rank == source else None
             return peers.broadcast_object(mine, src=source)
 
-        present, state = self._comm.among_present(
+        present, state = self._meeting.among_present(
             share,
             self.patience.waiting_seconds,
             self.patience.averaging_seconds,
             weight=1.0 + self.number,
             number=BEFORE_ROUNDS,
-            awaited=self.present,
+            awaited=self._sites(),
         )
+        self._are_present(present)
         if state is None:
             self._catch_up(self.number, self.number)
-            self.present = present
             return
         number, tensors = state
         if number != self.number:
             self._news = {"missed_round": self.number, "back_in_round": number + 1}
         if number != self.number or number == 0:
             self.number = number
-            _unpack(self._outer, tensors)
-        self.present = present
-        self._comm.publish(self.number, _packed(self._outer))
+            self._take_over(tensors)
+        self._publish()
 
     def round(self) -> None:
         """End a round: take the outer step with those who come in time, or catch up with them."""
@@ -119,32 +139,45 @@ class Absence:
 
         def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
-            return outer.averaged(peers, residuals), residuals
+            return outer.averaged(self._site, peers, residuals), residuals
 
-        self.present, result = self._comm.among_present(
+        present, result = self._meeting.among_present(
             average,
             self.patience.waiting_seconds,
             self.patience.averaging_seconds,
             number=self.number,
-            awaited=self.present,
+            awaited=self._sites(),
         )
+        self._are_present(present)
         if result is None:
             self._catch_up(self.number + 1, self.number + 1)
             return
         gradients, outer.residuals = result
+        outer.spread(self._site, gradients)
         outer.apply(gradients)
         outer.reset_parameters()
         self.number += 1
         self._news = {"averaged_ranks": list(self.present)}
-        self._comm.publish(self.number, _packed(outer))
+        self._publish()
+
+    def _mine(self) -> list[Tensor]:
+        """What this rank tells of its state: nothing where another rank of its site tells the same."""
+        return _packed(self._outer) if self._site.is_first else []
+
+    def _publish(self) -> None:
+        self._meeting.publish(self.number, self._mine())
+
+    def _take_over(self, state: list[Tensor]) -> None:
+        _unpack(self._outer, self._site.shared(state))
+        self._whole()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
-        fetched = self._comm.fetch(at_least)
+        fetched = self._meeting.fetch(at_least)
         if fetched is None:
             self.number = LOST
         else:
             self.number, tensors = fetched
-            _unpack(self._outer, tensors)
+            self._take_over(tensors)
         self._news = {"missed_round": missed, "back_in_round": None if fetched is None else self.number + 1}
 
     def row(self, step: int) -> dict[str, Any]:

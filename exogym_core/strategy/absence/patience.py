@@ -86,14 +86,22 @@ class Patience:
                 f"{where}: time-outs for absent ranks need transport='netsim'; {comm.transport!r} waits for "
                 "every rank and ends where one is gone: leave them out"
             )
-        if ranks_per_worker > 1:
+        here = 1 if comm.inside is None else comm.inside.world_size
+        if comm.members_change and here != ranks_per_worker:
             raise InputError(
-                f"{where}: time-outs for absent ranks go with ranks_per_worker=1; leave one of both out"
+                f"{where}: ranks_per_worker={ranks_per_worker}, but this site has "
+                f"{here} process{'es' if here > 1 else ''}: make them equal"
             )
-        late = [rank for rank in self.join_at if not 0 <= rank < comm.world_size]
-        if late or len(self.join_at) == comm.world_size:
+        if ranks_per_worker > 1 and not comm.members_change:
             raise InputError(
-                f"{where}: join_at={dict(self.join_at)} must name some of the ranks 0 to {comm.world_size - 1}, "
+                f"{where}: time-outs for absent ranks go with ranks_per_worker=1 in simulation; leave one of both out"
+            )
+        num_sites = comm.world_size // ranks_per_worker
+        late = [site for site in self.join_at if not 0 <= site < num_sites]
+        if late or len(self.join_at) == num_sites:
+            what = "ranks" if ranks_per_worker == 1 else "sites"
+            raise InputError(
+                f"{where}: join_at={dict(self.join_at)} must name some of the {what} 0 to {num_sites - 1}, "
                 "and leave one that is there from the start"
             )
 
@@ -110,7 +118,7 @@ class PatienceOptions(Options):
         timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
             time-out is given, else for ever.
         matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None.
-        join_at: ranks that come late, and when: {3: "10 min"}.
+        join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
     """
 
     averaging_timeout: Seconds | None = option(None)

@@ -12,7 +12,7 @@ from exogym_core.strategy.options.arguments import number, option, positive_int
 from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
-from exogym_core.strategy.parts.flight import Flight
+from exogym_core.strategy.parts.flight import Flight, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,12 +148,21 @@ class OuterStep:
         return Round(sent, flights, owed)
 
     @torch.no_grad()
-    def averaged(self, comm: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
-        """The mean pseudo-gradients over the ranks of `comm`, flat; changes nothing but `residuals`."""
+    def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
+        """The mean pseudo-gradients over the ranks of `peers`, flat; changes nothing but `residuals`.
+
+        Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
+        """
         gradients = self.pseudo_gradients()
         for gradient, residual in zip(gradients, residuals, strict=True):
-            self.averaging.flat(comm, gradient, residual)
+            self.averaging.flat(peers, site.own(gradient), None if residual is None else site.own(residual))
         return gradients
+
+    @torch.no_grad()
+    def spread(self, site: Site, gradients: Sequence[Tensor]) -> None:
+        """Complete what `averaged` gave, among the ranks of the site."""
+        for gradient in gradients:
+            run(site.spread_steps(gradient))
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor]) -> None:

@@ -69,19 +69,39 @@ class Site:
             return (yield from averaging.steps(self.between, flat, residual))
         if self.between.world_size == 1:
             return flat
+        lost = None if residual is None else self.own(residual)
+        yield from averaging.steps(self.between, self.own(flat), lost)
+        return (yield from self.spread_steps(flat))
+
+    def own(self, flat: Tensor) -> Tensor:
+        """The part of `flat`, a view, that this rank brings to its like in the other sites."""
+        if self.inside is None:
+            return flat
+        return flat.tensor_split(self.inside.world_size)[self.inside.rank]
+
+    def spread_steps(self, flat: Tensor) -> Steps[Tensor]:
+        """Complete `flat`, of which each rank of the site has its own part, in place."""
+        if self.inside is None:
+            return flat
         place, size = self.inside.rank, self.inside.world_size
         parts = flat.tensor_split(size)
-        own = parts[place]
-        lost = None if residual is None else residual.tensor_split(size)[place]
-        yield from averaging.steps(self.between, own, lost)
-        with self.inside.counted_as(own.nbytes):
+        with self.inside.counted_as(parts[place].nbytes):
             posted = self.inside.all_to_all(
-                [own] * size, async_op=True, shapes=[tuple(part.shape) for part in parts]
+                [parts[place]] * size, async_op=True, shapes=[tuple(part.shape) for part in parts]
             )
         received = yield posted
         for part, got in zip(parts, received, strict=True):
             part.copy_(got)
         return flat
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for those of its site that have the same values."""
+        return self.inside is None or self.inside.rank == 0
+
+    def shared(self, values: list[Tensor]) -> list[Tensor]:
+        """What the first of the site's ranks with the same values has, on all of them."""
+        return values if self.inside is None else self.inside.broadcast_object(values)
 
     def average(self, averaging: SiteExchange, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """The same, waited for."""

@@ -1,0 +1,206 @@
+"""Sites of several processes that meet at a rendezvous over real sockets: each process a thread here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from test_rendezvous import SECRET, Gates, KilledError, meeting, site, together
+from torch import nn
+
+from exogym_core.communicator import SiteCommunicator, run_ranks
+from exogym_core.communicator.elastic.link import SiteLink
+from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
+from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.training.optimizer import DiLoCoOptimizer
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from exogym_core.communicator import Communicator
+    from exogym_core.ranks.rendezvous import Meeting
+
+H, ROUNDS, SIZE = 5, 6, 2
+SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+PATIENCE = {"averaging_timeout": 30, "timeout_waiting_for_peers": 30}
+SGD, ADAM = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.AdamW, lr=0.05)
+Told = dict[int, tuple[list[int], list[float]]]
+
+
+@contextmanager
+def process(at: Meeting, number: int, place: int, meets_in: Path) -> Iterator[SiteRankCommunicator]:
+    """One of a site's processes, with the communicator that it has of all processes."""
+    secret = SECRET + str(number).encode()
+    inside = GlooCommunicator.connect(
+        Rendezvous(place, SIZE, str(meets_in), timeout_seconds=20, secret=secret)
+    )
+
+    def link(site: int | None, lane: int) -> SiteLink:
+        return SiteLink(at.address, SECRET, site, lane=lane, patience_seconds=20)
+
+    between = SiteCommunicator(site_link(link, number, inside, 20), SECRET, processes=inside)
+    with SiteRankCommunicator(between, inside) as comm:
+        yield comm
+
+
+def train(
+    comm: Communicator,
+    target: float,
+    before_step: Callable[[int], Any] = lambda step: None,
+    after_round: Callable[[int], None] = lambda number: None,
+    inner: Callable[[Any], torch.optim.Optimizer] = SGD,
+    **options: Any,
+) -> Told:
+    """Every rank goes towards its target; after each round who was there, and what came of it."""
+    weights = [nn.Parameter(torch.zeros(size)) for size in (3000, 7, 40)]
+    optimizer = DiLoCoOptimizer(
+        batch_size=1,
+        num_inner_steps=H,
+        inner_optimizer=inner,
+        params=weights,
+        communicator=comm,
+        **options,
+    )
+    after_round(optimizer.local_epoch)
+    told: Told = {}
+    while optimizer.local_epoch < ROUNDS:
+        before_step(optimizer.local_step)
+        for place, weight in enumerate(weights):
+            weight.grad = (weight.detach() - target * (1 + place)) * torch.linspace(1, 2, weight.numel())
+        optimizer.step()
+        if optimizer.local_step % H == 0:
+            values = torch.cat([weight.detach()[:: len(weight) // 7] for weight in weights])
+            told[optimizer.local_epoch] = (optimizer.averaged_ranks, values.tolist())
+            after_round(optimizer.local_epoch)
+    return told
+
+
+def checked(found: Sequence[Any]) -> list[Told]:
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return list(found)
+
+
+def check_equal(real: Told, expected: Told) -> None:
+    assert real.keys() == expected.keys()
+    for number, (ranks, values) in real.items():
+        assert ranks == expected[number][0]
+        assert values == pytest.approx(expected[number][1], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
+    sharding: str, codec: str | None, tmp_path: Path
+) -> None:
+    options = {"ranks_per_worker": SIZE, "sharding": sharding, "codec": codec, "inner": ADAM}
+
+    def real(at: Meeting, rank: int) -> Told:
+        number, place = divmod(rank, SIZE)
+        with process(at, number, place, tmp_path / str(number)) as comm:
+            assert (comm.rank, comm.world_size) == (rank, 4)
+            return train(comm, 1.0 + rank, **options, **PATIENCE)
+
+    with meeting(2) as at:
+        found = checked(together(*(partial(real, at, rank) for rank in range(4))))
+    virtual = run_ranks(lambda comm: train(comm, 1.0 + comm.rank, **options), 4).results
+    for each, expected in zip(found, virtual, strict=True):
+        check_equal(each, expected)
+
+
+def test_sites_of_two_processes_train_as_sites_of_one(tmp_path: Path) -> None:
+    """The mean of two processes' gradients is that of one process with both their samples."""
+
+    def shared(at: Meeting, rank: int) -> Told:
+        number, place = divmod(rank, SIZE)
+        with process(at, number, place, tmp_path / str(number)) as comm:
+            return train(
+                comm, 1.0 + rank, inner=ADAM, ranks_per_worker=SIZE, sharding="FULL_SHARD", **PATIENCE
+            )
+
+    def alone(at: Meeting, number: int) -> Told:
+        with site(at, number) as comm:
+            return train(comm, 1.5 + 2 * number, inner=ADAM, **PATIENCE)
+
+    with meeting(2) as at:
+        found = checked(together(*(partial(shared, at, rank) for rank in range(4))))
+    with meeting(2) as at:
+        (expected, _) = checked(together(*(partial(alone, at, number) for number in range(2))))
+    for each in found:
+        assert {number: values for number, (_, values) in each.items()} == {
+            number: pytest.approx(values, rel=1e-5) for number, (_, values) in expected.items()
+        }
+
+
+@pytest.mark.parametrize("sharding", ["NO_SHARD", "FULL_SHARD"])
+def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation(
+    sharding: str, tmp_path: Path
+) -> None:
+    """Each of its processes downloads what its like has, and the rounds, members and parameters are the simulated."""
+    gates = Gates()
+
+    def hold(name: tuple[int, str, int], step: int) -> None:
+        number, life, place = name
+        if (number, life) == (2, "first") and step == 2 * H + 2:
+            raise KilledError
+        if number < 2 and step == 4 * H - 1:
+            gates.until((2, "again", place), 3)
+
+    def live(at: Meeting, number: int, place: int) -> Told:
+        told: Told = {}
+        for life in ("first", "again") if number == 2 else ("first",):
+            name = (number, life, place)
+            try:
+                with process(at, number, place, tmp_path / f"{number} {life}") as comm:
+                    told = train(
+                        comm,
+                        1.0 + number + (place - 0.5) / 4,
+                        partial(hold, name),
+                        partial(gates.tell, name),
+                        ranks_per_worker=SIZE,
+                        sharding=sharding,
+                        **PATIENCE,
+                    )
+            except KilledError:
+                gates.until((0, "first", place), 3)
+        return told
+
+    with meeting(3) as at:
+        bodies = [partial(live, at, number, place) for number in range(3) for place in range(SIZE)]
+        found = checked(together(*bodies))
+    links = [{"between": [host, "switch"], "bandwidth": "80 Mbit/s", "latency": "10 ms"} for host in "abc"]
+    star = {"name": "star", "hosts": {host: {} for host in "abc"}, "routers": ["switch"], "links": links}
+    cut = {"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True}
+
+    def body(comm: Communicator) -> Told:
+        patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
+        return train(comm, 1.0 + comm.rank, lambda step: comm.advance(1.0), **patience)
+
+    virtual = run_ranks(body, 3, {**star, "events": [cut]}).results
+    for place, told in enumerate(found):
+        for number, (ranks, values) in told.items():
+            expected_ranks, expected = virtual[place // SIZE][number]
+            assert ranks == [rank * SIZE + each for rank in expected_ranks for each in range(SIZE)]
+            assert values == pytest.approx(expected, rel=1e-5)
+    assert [len(found[0][number][0]) for number in found[0]] == [6, 6, 4, 6, 6, 6]
+    assert list(found[-1]) == [4, 5, 6]
+
+
+def test_a_site_of_two_needs_to_be_told_so(tmp_path: Path) -> None:
+    def body(at: Meeting, place: int) -> Any:
+        with process(at, 0, place, tmp_path / "0") as comm:
+            return train(comm, 1.0, **PATIENCE)
+
+    with meeting(2) as at:
+        errors = together(*(partial(body, at, place) for place in range(SIZE)))
+    assert [type(error) for error in errors] == [InputError] * SIZE
+    assert str(errors[0]) == (
+        "DiLoCoOptimizer: ranks_per_worker=1, but this site has 2 processes: make them equal"
+    )
