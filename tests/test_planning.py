@@ -19,7 +19,7 @@ from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Setting, measure
 from exogym_core.planning.models import PLANNED_MODELS, SequenceModel, planned_model
 from exogym_core.planning.plan import plan
-from exogym_core.planning.play import rhythm
+from exogym_core.planning.rhythm import rhythm
 from exogym_core.planning.rounds import period_of, repeats_from
 from exogym_core.planning.sweep import break_even, grid
 from exogym_core.strategy import build_strategy
@@ -166,7 +166,7 @@ def test_a_rank_that_stands_for_all_changes_nothing(monkeypatch: pytest.MonkeyPa
     strategy = build_strategy("StreamingDiLoCo", H=6, num_fragments=2)
     assert rhythm(strategy, 4).are_ranks_alike
     alone = measure(strategy, setting())
-    monkeypatch.setattr("exogym_core.planning.play._are_alike", lambda *_: False)
+    monkeypatch.setattr("exogym_core.planning.rhythm._are_alike", lambda *_: False)
     assert measure(strategy, setting()) == alone
 
 
@@ -365,3 +365,28 @@ def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> No
     }
     request = Request.of(Experiment.from_document(Document("<words>", words)))
     assert request.model.length == 32
+
+
+@pytest.mark.parametrize("flags", ["--protocol linux-tcp", "--protocol linux-tcp --set protocol.window=4MiB"])
+def test_a_flag_names_a_protocol_and_a_sweep_sets_what_is_inside(
+    flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight streams are faster than one, also where `--protocol` or the file names the protocol in one word."""
+    words = (
+        "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64 --json "
+    )
+    sweep = ["--sweep", "protocol.streams=1,8", "--set", "strategies.DiLoCo.H=4"]
+    assert main([*words.split(), *flags.split(), *sweep]) == 0
+    one, eight = json.loads(capsys.readouterr().out)["plans"]
+    assert eight["exposed_seconds_per_round"] < one["exposed_seconds_per_round"]
+
+
+def test_settings_go_inside_a_protocol_that_is_one_word(tmp_path: Any) -> None:
+    """`--set protocol.streams=8` changes one setting of the file's `protocol: linux-tcp`."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "task: digits\nworkers: {count: 2}\ntopology: lan\nprotocol: linux-tcp\ncompute: 1 s\nsteps: 1\n"
+        "strategies: [AllReduce]\n"
+    )
+    loaded = Experiment.load(path, ["protocol.streams=8"])
+    assert loaded.settings.protocol == {"preset": "linux-tcp", "streams": 8}

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_overrides", "apply_values"]
 
+# The key whose value a plain name in a mapping's place is, where it is not `name`.
+_PLAIN: dict[str | int, str] = {"protocol": "preset"}
+
 
 @dataclass(frozen=True)
 class _Overridden(Document):
@@ -70,17 +73,21 @@ def apply_overrides(
     if scale is not None:
         _apply_scale(document, data, lines, scale)
     flags: dict[KeyPath, str] = {}
+    # A flag of its own replaces a whole key, and --set what is inside: `--protocol gloo --set protocol.streams=8`.
+    for name, given in (options or {}).items():
+        data[name] = given
+        told = ",".join(map(str, given)) if isinstance(given, list) else given
+        flags[(name,)] = f"--{name} {told}"
     for text in overrides:
         flag = f"--set {text}"
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
-        for path in _place(data, key.strip().split("."), _read(value, flag), flag):
+        read = _read(value, flag)
+        if key.strip() in (options or {}):
+            continue
+        for path in _place(data, key.strip().split("."), read, flag):
             flags[path] = flag
-    for name, given in (options or {}).items():
-        data[name] = given
-        told = ",".join(map(str, given)) if isinstance(given, list) else given
-        flags[(name,)] = f"--{name} {told}"
     return _Overridden(document.where, data, lines, flags=flags)
 
 
@@ -155,7 +162,7 @@ def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> 
     """What stands there, made a mapping where it is missing or a plain name."""
     inside = container.get(step) if isinstance(container, dict) else container[step]
     if isinstance(inside, str):
-        inside = {"name": inside}
+        inside = {_PLAIN.get(step, "name"): inside}
     elif inside is None:
         inside = {}
     if not isinstance(inside, dict | list):

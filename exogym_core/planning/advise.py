@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CANDIDATES", "Ratio", "advise"]
 
 _STREAMS = (8, 64)
-_MOST_IN_SITES = 16  # ranks of which every step is played, since those of a site meet in each
+_MOST_IN_SITES = 16  # ranks of which every step is simulated, since those of a site meet in each
 _REFINED = 3  # of the fastest candidates, how many are tried with more streams
 
 #: Strategies and options that are tried; those that are not here yet are left out.

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.cost.compute import StepDurations
 from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
-from exogym_core.planning.play import Play, Played, Rhythm, draws_bytes, rhythm
+from exogym_core.planning.rank import draws_bytes
+from exogym_core.planning.rhythm import Rhythm, rhythm
 from exogym_core.planning.rounds import period_of, repeats_from
+from exogym_core.planning.simulated_rounds import RoundFigures, SimulatedRounds
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -103,7 +105,7 @@ class Plan:
         memory: the same by purpose.
         memory_available: what the worker with least has on its devices; None: not known.
         fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
-        steady: whether rounds were seen to repeat; else means over what was played.
+        steady: whether rounds were seen to repeat; else means over what was simulated.
         limit: what holds it up, and the cheapest remedy.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
         collectives: the algorithms that were used, by operation.
@@ -139,7 +141,7 @@ class Plan:
 
 
 class Measured:
-    """A strategy that has been played, and can be played elsewhere.
+    """A strategy that has been simulated, and can be simulated elsewhere.
 
     Attributes:
         plan: what it needs.
@@ -156,7 +158,7 @@ class Measured:
         else:
             num_rounds = _ROUNDS_OF_NEW_PEERS if found.are_peers_new else _ROUNDS
         self._setting = setting
-        self._play = Play(
+        self._rounds = SimulatedRounds(
             strategy,
             setting.model.model,
             setting.num_ranks,
@@ -166,14 +168,14 @@ class Measured:
             collectives=setting.collectives,
             coding=coding if coding.speeds else None,
         )
-        played = self._played(setting)
-        self.first_round_seconds = played.round_seconds[0]
+        simulated = self._simulated(setting)
+        self.first_round_seconds = simulated.round_seconds[0]
         assert found.period is not None
-        told = _told(name, setting, played, found.period, remarks, are_peers_new=found.are_peers_new)
+        told = _told(name, setting, simulated, found.period, remarks, are_peers_new=found.are_peers_new)
         self.plan = replace(told, expected_bytes=draws_bytes(strategy))
 
-    def _played(self, setting: Setting, num_rounds: int | None = None) -> Played:
-        return self._play.on(
+    def _simulated(self, setting: Setting, num_rounds: int | None = None) -> RoundFigures:
+        return self._rounds.on(
             setting.topology,
             placement=setting.placement,
             protocol=setting.protocol,
@@ -182,11 +184,11 @@ class Measured:
 
     def first_round_on(self, setting: Setting) -> float:
         """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
-        return self._played(setting, 1).round_seconds[0]
+        return self._simulated(setting, 1).round_seconds[0]
 
 
 def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
-    """Play `strategy` until its rounds repeat, and say what it needs.
+    """SimulatedRounds `strategy` until its rounds repeat, and say what it needs.
 
     Args:
         strategy: not set up.
@@ -197,13 +199,19 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
 
 
 def _told(
-    name: str, setting: Setting, played: Played, period: int, remarks: list[str], *, are_peers_new: bool
+    name: str,
+    setting: Setting,
+    simulated: RoundFigures,
+    period: int,
+    remarks: list[str],
+    *,
+    are_peers_new: bool,
 ) -> Plan:
-    ends = [0.0, *played.round_seconds]
-    num_played = len(played.round_seconds)
+    ends = [0.0, *simulated.round_seconds]
+    num_simulated = len(simulated.round_seconds)
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
     if are_peers_new:
-        rounds, span = _of_new_peers(rounds, played.peers, remarks)
+        rounds, span = _of_new_peers(rounds, simulated.peers, remarks)
     first = repeats_from(rounds)
     steady = first is not None
     if first is None:
@@ -211,12 +219,12 @@ def _told(
         if span == 1:
             told = ", ".join(f"{seconds:.6g}" for seconds in rounds)
             remarks.append(
-                f"no two rounds took equally long ({told} s): figures are means over what was played"
+                f"no two rounds took equally long ({told} s): figures are means over what was simulated"
             )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
-    computing = [seconds / ends[-1] for seconds in played.compute_seconds]
-    computed = sum(computing) / len(computing) * ends[-1] / num_played  # mean seconds a round
+    computing = [seconds / ends[-1] for seconds in simulated.compute_seconds]
+    computed = sum(computing) / len(computing) * ends[-1] / num_simulated  # mean seconds a round
     tokens_a_round = period * setting.num_ranks * setting.batch_size * setting.model.length
     days = cost = None
     cost_by: dict[str, float | None] = {}
@@ -224,7 +232,7 @@ def _told(
         num_rounds = setting.tokens / tokens_a_round
         cold = ends[first] - first * a_round if span == 1 and num_rounds >= first else 0.0
         days = (num_rounds * a_round + cold) / _SECONDS_A_DAY
-        egress = setting.topology.egress_dollars(played.link_bytes) / num_played * num_rounds
+        egress = setting.topology.egress_dollars(simulated.link_bytes) / num_simulated * num_rounds
         hourly = setting.dollars_per_hour
         workers = None if hourly is None else days * 24 * hourly * setting.num_ranks
         cost_by = {"workers": workers, "egress": egress}
@@ -241,15 +249,15 @@ def _told(
         days=days,
         cost=cost,
         cost_by=cost_by,
-        bytes_per_worker=max(_a_round(played.bytes_sent, span)),
-        payload_bytes=max(_a_round(played.payload_bytes, span)),
-        wan_bytes=sum(_a_round(played.wan_bytes, span)),
-        memory_per_worker=played.memory["total"],
-        memory=played.memory,
+        bytes_per_worker=max(_a_round(simulated.bytes_sent, span)),
+        payload_bytes=max(_a_round(simulated.payload_bytes, span)),
+        wan_bytes=sum(_a_round(simulated.wan_bytes, span)),
+        memory_per_worker=simulated.memory["total"],
+        memory=simulated.memory,
         memory_available=available,
-        fits=None if available is None else played.memory["total"] <= available,
+        fits=None if available is None else simulated.memory["total"] <= available,
         steady=steady,
-        collectives=played.collectives,
+        collectives=simulated.collectives,
         remarks=tuple(remarks),
     )
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from exogym_core.planning.play import Play, rhythm
+from exogym_core.planning.rhythm import rhythm
+from exogym_core.planning.simulated_rounds import SimulatedRounds
 from exogym_core.planning.streaming_table import METHODS, PAYLOAD_SHARE, TARGETS, grid_points
 from exogym_core.strategy import build_strategy
 from netsim.topology.topology import Topology
@@ -71,7 +72,7 @@ def _reached(
         {"num_fragments": max(layers // _LAYERS_A_FRAGMENT, 1)} if name.startswith("Streaming") else {}
     )
     strategy = build_strategy(name, **options, **fragments)
-    play = Play(
+    rounds = SimulatedRounds(
         strategy,
         _Layers(params, layers),
         2,
@@ -83,9 +84,9 @@ def _reached(
 
     def utilisation(gbit_per_second: float) -> float:
         if gbit_per_second not in known:
-            played = play.on(_line(gbit_per_second))
-            ends = played.round_seconds
-            known[gbit_per_second] = played.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
+            simulated = rounds.on(_line(gbit_per_second))
+            ends = simulated.round_seconds
+            known[gbit_per_second] = simulated.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
         return known[gbit_per_second]
 
     points, found = grid_points(), {}

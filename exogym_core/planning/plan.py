@@ -1,4 +1,4 @@
-"""A plan: what a strategy needs, what holds it up, and the cheapest remedy, each by playing it again."""
+"""A plan: what a strategy needs, what holds it up, and the cheapest remedy, each by simulating it again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["plan"]
 _HARDLY_WAITS = 0.05  # of the time: then computing is the limit
 _WORTH_IT = 0.1  # of the waiting: what a remedy must take away at least
 _MOST_LINKS = 4
-_MANY_RANKS = 16  # beyond, playing a round takes so long that the narrowest link alone is tried
+_MANY_RANKS = 16  # beyond, simulating a round takes so long that the narrowest link alone is tried
 _STREAMS = 8
 _FASTER = 2.0
 
@@ -30,7 +30,7 @@ _FASTER = 2.0
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
     """What `strategy` needs, with what limits it.
 
-    A limit is what, if it were otherwise, would save most of the waiting: the first round is played with each
+    A limit is what, if it were otherwise, would save most of the waiting: the first round is simulated with each
     candidate, its collectives by the algorithms of the plan. The remedy is the cheapest of those that save a tenth of
     the waiting or more: a setting before a line.
 

@@ -11,7 +11,8 @@ from torch import nn
 import netsim
 from exogym_core.planning import streaming_table
 from exogym_core.planning.own_table import OWN, own_gbit_per_second
-from exogym_core.planning.play import Play, Rhythm
+from exogym_core.planning.rhythm import Rhythm
+from exogym_core.planning.simulated_rounds import SimulatedRounds
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.files.errors import unknown_name
 from netsim.topology.topology import Topology
@@ -103,7 +104,7 @@ def _round(
     **options: Any,
 ) -> tuple[float, int]:
     """(seconds, payload bytes of a rank) of the second round of a strategy with rounds of one step."""
-    play = Play(
+    rounds = SimulatedRounds(
         build_strategy(name, **options),
         _Matrices(shapes),
         num_ranks,
@@ -111,9 +112,9 @@ def _round(
         Rhythm(1, (False,), are_ranks_alike=True),
         [_no_time] * num_ranks,
     )
-    played = play.on(topology, placement=placement)
-    payload = played.payload_bytes[0]
-    return played.round_seconds[1] - played.round_seconds[0], payload[1] - payload[0]
+    simulated = rounds.on(topology, placement=placement)
+    payload = simulated.payload_bytes[0]
+    return simulated.round_seconds[1] - simulated.round_seconds[0], payload[1] - payload[0]
 
 
 def _no_time(step: int) -> float:

@@ -92,7 +92,7 @@ def _improved(seconds: Table) -> list[int]:
 
 
 def ring_orders(topology: Topology, num_bytes: int, protocol: object = None) -> dict[str, object]:
-    """A ring over one host a site, in natural order and in the best, beside the network's bound; played.
+    """A ring over one host a site, in natural order and in the best, beside the network's bound; simulated.
 
     Returns:
         `sites` in the best order, `seconds`, `natural_seconds`, `bound_seconds` (what no algorithm can beat), and
@@ -105,7 +105,7 @@ def ring_orders(topology: Topology, num_bytes: int, protocol: object = None) -> 
     cycle = best_cycle(pair_seconds(topology, hosts, num_bytes / max(len(hosts), 1)))
     named = [topology.hosts[host].name for host in hosts]
 
-    def played(order: Sequence[int]) -> netsim.CollectiveTimes:
+    def simulated(order: Sequence[int]) -> netsim.CollectiveTimes:
         return netsim.collective(
             topology,
             "all_reduce",
@@ -115,7 +115,7 @@ def ring_orders(topology: Topology, num_bytes: int, protocol: object = None) -> 
             protocol=protocol,  # type: ignore[arg-type]
         )
 
-    best, natural = played(cycle), played(range(len(hosts)))
+    best, natural = simulated(cycle), simulated(range(len(hosts)))
     if natural.seconds < best.seconds:  # links that sites share are not in the table of pairs
         cycle, best = list(range(len(hosts))), natural
     return {

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo's table of compute utilisation: its printed schedule, played on one link as it is described.
+"""Streaming DiLoCo's table of compute utilisation: its printed schedule, simulated on one link as it is described.
 
 Two replicas, one link between them, first in first out, without latency. A step of T seconds is a third forward
 and two thirds backward, spread evenly over the layers, the backward pass from the last layer to the first. A

@@ -1,0 +1,150 @@
+"""How a strategy repeats itself, found by running its own code on a model of a few numbers."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from exogym_core.planning.rank import PlannedRank, choose_by_number, quiet_schedules
+from exogym_core.planning.rounds import period_of
+from exogym_core.ranks.recorded import record
+from netsim.files.errors import InputError, NetsimError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.ranks.recorded import Recording
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["Rhythm", "rhythm"]
+
+_LONGEST_ROUND = 5_000
+_TRIAL_LAYERS = 6
+_SIZES = ("topk", "chunk", "bucket", "bytes", "rank", "bits", "size", "seed")
+_TRIAL_RANKS = 4
+_ROUNDS_OF_PEERS = 8
+
+
+class Rhythm(NamedTuple):
+    """What a strategy does again and again.
+
+    Attributes:
+        period: steps a round; None: it never repeats itself.
+        quiet: whether each step of a round sends nothing.
+        are_peers_new: ranks meet others in other rounds.
+        are_ranks_alike: every rank does the same, so one can stand for all.
+    """
+
+    period: int | None
+    quiet: tuple[bool, ...] = ()
+    are_peers_new: bool = False
+    are_ranks_alike: bool = False
+
+
+def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
+    """How a strategy repeats itself, from its own code on a model of a few numbers.
+
+    Every whole number among its options that is not a size may be the length of a round, so at least three times the
+    largest is looked at. A strategy that does not repeat itself within thousands of steps has no rhythm.
+    """
+    candidates = [4]
+    for name, value in strategy.arguments.items():
+        is_size = name == "k" or any(word in name for word in _SIZES)
+        if type(value) is int and value <= _LONGEST_ROUND and not is_size:
+            candidates.append(value)
+    ranks = num_ranks if num_ranks <= _TRIAL_RANKS else _fewest_ranks(strategy, num_ranks)
+    length = 3 * max(candidates)
+    while length <= 4 * _LONGEST_ROUND:
+        sizes, peers, asks = _trial(strategy, ranks, length)
+        period = period_of(sizes)
+        if period is not None:
+            start = len(sizes) - period
+            quiet = [False] * period
+            for step in range(start, len(sizes)):
+                quiet[step % period] = sizes[step] == 0
+            # Fragments that are alike in a tiny model need not be so in others: a whole round is the option.
+            whole = max((count for count in candidates[1:] if count and count % period == 0), default=period)
+            alike = _are_alike(strategy, ranks, whole)
+            if not alike and whole * _ROUNDS_OF_PEERS > length:  # few who draw lots may draw the same again
+                _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
+            are_new = any(peers[i] != peers[i + whole] for i in range(whole, len(peers) - whole))
+            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alike)
+        if asks:  # without a network it has no rhythm, however long one looks
+            break
+        length *= 3
+    return Rhythm(None)
+
+
+def _fewest_ranks(strategy: Strategy, num_ranks: int) -> int:
+    """Twice as few ranks as the strategy accepts: one with sites needs two whole ones to have rounds."""
+    for ranks in range(2, num_ranks // 2):
+        try:
+            _trial(strategy, ranks, 1)
+        except (NetsimError, ValueError):
+            continue
+        return 2 * ranks
+    return num_ranks
+
+
+def _tiny(num_layers: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(num_layers)))
+
+
+def _unlike(num_layers: int) -> nn.Module:
+    """No two of its layers are alike."""
+    return nn.Sequential(*(nn.Linear(width, width + 1) for width in range(2, num_layers + 2)))
+
+
+def _num_layers(strategy: Strategy) -> int:
+    """Enough for as many fragments as the strategy cuts a model into."""
+    fragments = [
+        value for name, value in strategy.arguments.items() if "fragments" in name and isinstance(value, int)
+    ]
+    return max(_TRIAL_LAYERS, *fragments, 0)
+
+
+def _recorded(
+    strategy: Strategy, num_ranks: int, length: int, model: Callable[[int], nn.Module]
+) -> Recording:
+    """Some steps on a model without layers of note; each is marked with the payload sent so far."""
+
+    def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        with torch.device("meta"):
+            own = model(_num_layers(strategy))
+        mine = copy.deepcopy(strategy)
+        choose_by_number(mine)
+        runner = PlannedRank(comm, own, mine, computing, length)
+        runner.still_optimizers()
+        for step in range(length):
+            runner.step(step)
+            comm.mark({"payload_bytes": comm.traffic.payload_bytes})
+        mine.finish()  # what is in flight comes to its end
+
+    with quiet_schedules():
+        try:
+            return record(body, num_ranks)
+        except RankError as error:
+            name = type(strategy).__name__
+            raise InputError(
+                f"plan: {name} computes with values, which a plan has none of, so what it sends is not known before; "
+                f"plan another strategy, or run it on a small model\n{error}"
+            ) from None
+
+
+def _trial(strategy: Strategy, num_ranks: int, length: int) -> tuple[list[int], list[Hashable], bool]:
+    """Payload bytes of rank 0 in each of `length` steps, whom all ranks call, and whether they ask for the time."""
+    made = _recorded(strategy, num_ranks, length, _tiny)
+    sent = [0, *(row["payload_bytes"] for row in made.rows(0))]
+    sizes = [later - earlier for earlier, later in pairwise(sent)]
+    return sizes, made.peers(), made.asks_for_time
+
+
+def _are_alike(strategy: Strategy, num_ranks: int, length: int) -> bool:
+    """Whether ranks do the same for a round and a step, on a model with layers that differ."""
+    made = _recorded(strategy, num_ranks, length + 1, _unlike)
+    return made.ranks_are_alike and not made.asks_for_time

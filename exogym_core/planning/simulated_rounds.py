@@ -1,0 +1,211 @@
+"""A few rounds of a strategy, simulated on the network by its own code on every rank, without values.
+
+What ranks do does not depend on the network unless they ask for the time, and most do the same as each other. So a rank
+that stands for all runs once, and what it requests is simulated on as many networks as there are questions.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.planning.memory import worker_memory
+from exogym_core.planning.rank import PlannedRank, choose_by_number, quiet_schedules
+from exogym_core.ranks.recorded import record, record_alone
+from exogym_core.ranks.run import run_ranks
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from torch import nn
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.coding import Coding
+    from exogym_core.planning.rhythm import Rhythm
+    from exogym_core.ranks.recorded import Recording
+    from exogym_core.ranks.run import RunResult
+    from exogym_core.strategy.base import Strategy
+    from netsim.topology.topology import Topology
+
+__all__ = ["RoundFigures", "SimulatedRounds"]
+
+
+@dataclass
+class RoundFigures:
+    """What some simulated rounds have shown.
+
+    Attributes:
+        round_seconds: virtual time at which the last rank was through with each round.
+        compute_seconds, exposed_seconds: of each rank, over all of them.
+        bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
+        memory: bytes of the first rank by purpose.
+        collectives: the algorithms that were used, by operation.
+        link_bytes: payload that crossed each link, over all of them.
+        peers: whom ranks met in each round.
+    """
+
+    round_seconds: list[float]
+    compute_seconds: list[float]
+    exposed_seconds: list[float]
+    bytes_sent: list[list[int]]
+    wan_bytes: list[list[int]]
+    payload_bytes: list[list[int]]
+    memory: dict[str, int] = field(default_factory=dict)
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    link_bytes: list[float] = field(default_factory=list)
+    peers: list[Hashable] = field(default_factory=list)
+
+
+class SimulatedRounds:
+    """A few rounds of a strategy, to be simulated on any network.
+
+    Args:
+        strategy: not set up; every rank that runs gets a copy.
+        model: on the meta device.
+        num_ranks: ranks.
+        num_rounds: how many.
+        rhythm: of the strategy; `period` is set.
+        seconds: of computing by step, one function a rank.
+        collectives: as `run_ranks` has them.
+        coding: what the work of codecs costs; None: nothing.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: nn.Module,
+        num_ranks: int,
+        num_rounds: int,
+        rhythm: Rhythm,
+        seconds: Sequence[Callable[[int], float]],
+        *,
+        collectives: str | Mapping[str, str] | None = "auto",
+        coding: Coding | None = None,
+    ) -> None:
+        assert rhythm.period is not None
+        self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
+        self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
+        self._seconds, self._collectives, self._coding = seconds, collectives, coding
+        self._memory: dict[str, int] = {}
+        self._schedules: Any = None
+        self._recording = self._record(rhythm)
+
+    def _record(self, rhythm: Rhythm) -> Recording | None:
+        """What ranks request; None: that depends on the time."""
+        with quiet_schedules():
+            if rhythm.are_ranks_alike:
+                return record_alone(self._body, self._num_ranks, self._collectives)
+            made = record(self._body, self._num_ranks, self._seconds, self._collectives)
+        return None if made.asks_for_time else made
+
+    def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        """One rank, from its first step to its last."""
+        # With several busy steps a round their places may depend on the model, as those of fragments do.
+        skips = self._quiet.count(False) == 1
+        mine = copy.deepcopy(self._strategy)
+        choose_by_number(mine)
+        own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
+        runner = PlannedRank(comm, own, mine, computing, self._num_rounds * self._period, self._coding)
+        if comm.rank:
+            runner.still_optimizers()
+        for step in range(self._num_rounds * self._period):
+            if skips and step and self._quiet[step % self._period]:
+                runner.quiet_step(step)
+            else:
+                runner.step(step)
+            if comm.rank == 0 and (step == 0 or step + 1 == self._period):
+                # Its optimizers make their states when they step for the first time: one step is enough.
+                self._memory.update(worker_memory(own, mine))
+                runner.still_optimizers(1 if step + 1 < self._period else None)
+            if (step + 1) % self._period == 0:
+                traffic = comm.traffic
+                comm.mark(
+                    {
+                        "round": step // self._period,
+                        "payload_bytes": traffic.payload_bytes,
+                        "bytes_sent": traffic.bytes_sent,
+                        "wan_bytes": traffic.wan_bytes,
+                    }
+                )
+        mine.finish()  # what is in flight comes to its end, after the last row
+
+    def on(
+        self,
+        topology: Topology,
+        *,
+        placement: Sequence[str] | None = None,
+        protocol: str | Mapping[str, Any] | None = None,
+        num_rounds: int | None = None,
+    ) -> RoundFigures:
+        """Simulate it on a network; collectives go by what was chosen on the first one.
+
+        Args:
+            topology: the network.
+            placement, protocol: as `run_ranks` has them.
+            num_rounds: fewer rounds than there are; None: all.
+        """
+        if self._recording is None:
+            run = self._live(topology, placement, protocol)
+        else:
+            run, self._schedules = self._recording.play(
+                topology,
+                self._seconds,
+                placement=placement,
+                protocol=protocol,
+                collectives=self._collectives,
+                num_marks=num_rounds,
+                schedules=self._schedules,
+            )
+        return self._told(run)
+
+    def _live(
+        self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None
+    ) -> RunResult[None]:
+        """By ranks that run as it is simulated."""
+
+        def own(comm: Communicator) -> None:
+            self._body(comm, partial(_advance, comm, self._seconds[comm.rank]))
+
+        with quiet_schedules():
+            return run_ranks(
+                own,
+                self._num_ranks,
+                topology,
+                placement=placement,
+                protocol=protocol,
+                collectives=self._collectives,
+            )
+
+    def _told(self, run: RunResult[None]) -> RoundFigures:
+        if run.virtual_seconds is None:
+            raise InputError("plan: a topology is needed")
+        num_rounds = 1 + max(row.row["round"] for row in run.rows)
+        ends = [0.0] * num_rounds
+        bytes_sent, wan_bytes, payload = (
+            [[0] * num_rounds for _ in range(self._num_ranks)] for _ in range(3)
+        )
+        for stamped in run.rows:
+            row, number = stamped.row, stamped.row["round"]
+            ends[number] = max(ends[number], stamped.virtual_seconds)
+            bytes_sent[stamped.rank][number] = row["bytes_sent"]
+            wan_bytes[stamped.rank][number] = row["wan_bytes"]
+            payload[stamped.rank][number] = row["payload_bytes"]
+        return RoundFigures(
+            ends,
+            run.compute_seconds,
+            run.exposed_seconds,
+            bytes_sent,
+            wan_bytes,
+            payload,
+            self._memory,
+            run.collectives,
+            run.link_bytes,
+            self._recording.peers() if self._recording is not None else [],
+        )
+
+
+def _advance(comm: Communicator, seconds: Callable[[int], float], step: int, share: float) -> None:
+    comm.advance(seconds(step) * share)
