@@ -51,7 +51,7 @@ _ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class Signature(NamedTuple):
-    """What one member called; all but `where`, `side` and `on_clock` must agree among members.
+    """What one member called, first what must agree among members, `where` and all behind it aside.
 
     `place` is of `where` what must agree too, if anything.
     """
@@ -61,21 +61,39 @@ class Signature(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     reduce_op: str
     root: int
+    place: tuple[str, int] | None
     where: tuple[str, int]
     side: str = ""  # "send" or "recv" for a message
     on_clock: bool = True
-    place: tuple[str, int] | None = None
 
-    def placed(self) -> Signature:
-        """The same, to be made at the same place by all members, where that is usual for such a call."""
-        if self.name not in _ALIKE:
-            return self
-        path, line = self.where
-        return self._replace(place=(os.path.basename(path), line))  # machines differ in folders
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        like: Sequence[Tensor],
+        *,
+        reduce_op: str = "",
+        root: int = 0,
+        side: str = "",
+        on_clock: bool = True,
+        compares_places: bool = False,
+    ) -> Signature:
+        """What this rank calls now, with tensors such as these.
+
+        Compared are places where that is wanted, and usual for such a call: all members make it at the same one.
+        """
+        # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
+        shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
+        dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
+        where = caller()
+        place = None
+        if compares_places and name in _ALIKE:
+            place = (os.path.basename(where[0]), where[1])  # machines differ in folders
+        return cls(name, dtype, shapes, reduce_op, root, place, where, side, on_clock)
 
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
-        return (self.name, self.dtype, self.shapes, self.reduce_op, self.root, self.place)
+        return self[:_NUM_AGREED]
 
     def __str__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
@@ -84,6 +102,9 @@ class Signature(NamedTuple):
         what += [f"root={self.root}"] if self.name in ("broadcast", "reduce", "gather", "scatter") else []
         path, line = self.where
         return f"{self.side or self.name}({', '.join(what)}) at {os.path.basename(path)}:{line}"
+
+
+_NUM_AGREED = Signature._fields.index("where")
 
 
 @dataclass(slots=True, eq=False)
@@ -157,9 +178,11 @@ class Exchange:
     def _complete(self, slot: Slot) -> None:
         first = slot.signatures[0]
         assert first is not None
-        agreed = first.agreed()
-        if any(signature.agreed() != agreed for signature in slot.signatures if signature is not None):
-            slot.error = _mismatch(slot)
+        agreed = first[:_NUM_AGREED]
+        for signature in slot.signatures:
+            if signature is not None and signature[:_NUM_AGREED] != agreed:
+                slot.error = _mismatch(slot)
+                break
         else:
             slot.outcome = self._outcome(first, slot)
         self._finish(slot)

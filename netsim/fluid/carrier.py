@@ -245,9 +245,7 @@ class TransferCarrier:
         if self._turn is not None:
             cancel(self.env, self._turn)
         self._turn_at = instant
-        self._turn = event_at(self.env, instant, Order.NETWORK)
-        assert self._turn.callbacks is not None
-        self._turn.callbacks.append(self._on_turn)
+        self._turn = event_at(self.env, instant, Order.NETWORK, self._on_turn)
 
     def _on_turn(self, event: simpy.Event) -> None:
         """The end of an instant: what is due happens; when nothing is, rates follow what has changed."""

@@ -8,14 +8,14 @@ from heapq import heapify, heappush
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import EventPriority
+from simpy.events import NORMAL, URGENT, EventPriority
 
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Clock", "Order", "call_at", "cancel", "event_at", "on_grid", "to_nanosecond"]
+__all__ = ["BY_RANKS", "Clock", "Order", "call_at", "cancel", "event_at", "on_grid", "to_nanosecond"]
 
 _GRID_PER_SECOND = 2.0**30
 _MOST_CANCELLED = 64
@@ -37,6 +37,10 @@ class Order(IntEnum):
     NETWORK = 10
     SANDBOXES = 11
     MEETINGS = 1 << 20
+
+
+BY_RANKS = frozenset((int(URGENT), int(NORMAL)))
+"""The places in an instant of SimPy's own events, by which ranks go on."""
 
 
 def on_grid(seconds: float) -> float:
@@ -61,17 +65,25 @@ class Clock(simpy.Environment):
     """SimPy's environment plus `at` and `cancel`.
 
     `env.timeout(instant - env.now)` need not land on `instant`: the difference and the sum both round.
+
+    Attributes:
+        upcoming: what is to happen, the next first: instant, place in it, number, event; a heap to look at only.
     """
 
     def __init__(self, initial_time: float = 0.0) -> None:
         super().__init__(initial_time)
+        self.upcoming: Sequence[tuple[float, EventPriority, int, simpy.Event]] = self._queue
         self._cancelled: set[simpy.Event] = set()
 
-    def at(self, instant: float, order: Order = Order.RANKS) -> simpy.Event:
-        """An event that happens exactly at `instant` (seconds, not before now)."""
-        event = self.event()
+    def at(
+        self, instant: float, order: Order = Order.RANKS, call: Callable[[simpy.Event], None] | None = None
+    ) -> simpy.Event:
+        """An event that happens exactly at `instant` (seconds, not before now), and what is called then."""
+        event = simpy.Event(self)
         event._ok = True
         event._value = None
+        if call is not None:
+            event.callbacks = [call]
         heappush(self._queue, (max(instant, self.now), EventPriority(order), next(self._eid), event))
         return event
 
@@ -96,13 +108,16 @@ class Clock(simpy.Environment):
         return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)
 
 
-def event_at(env: simpy.Environment, instant: float, order: Order = Order.RANKS) -> simpy.Event:
-    """An event at an instant of any environment; exactly then on a `Clock`."""
+def event_at(
+    env: simpy.Environment, instant: float, order: Order, call: Callable[[simpy.Event], None]
+) -> simpy.Event:
+    """Have something called with its event at an instant of any environment; exactly then on a `Clock`."""
     if isinstance(env, Clock):
-        return env.at(instant, order)
+        return env.at(instant, order, call)
     event = simpy.Event(env)
     event._ok = True
     event._value = None
+    event.callbacks = [call]
     env.schedule(event, EventPriority(order), max(instant - env.now, 0.0))
     return event
 
@@ -111,10 +126,7 @@ def call_at(
     env: simpy.Environment, instant: float, call: Callable[[], None], order: Order = Order.RANKS
 ) -> simpy.Event:
     """Have something called at an instant of any environment."""
-    event = event_at(env, instant, order)
-    assert event.callbacks is not None
-    event.callbacks.append(lambda event: call())
-    return event
+    return event_at(env, instant, order, lambda event: call())
 
 
 def cancel(env: simpy.Environment, event: simpy.Event) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, KeysView
 
     import simpy
 
@@ -30,6 +30,7 @@ class Downtime:
     Attributes:
         outages: all that are over, in the order in which they ended.
         awaited: hosts that somebody waits for, each with how many do.
+        hosts: those that are down.
         on_crash: called with a host that goes down.
     """
 
@@ -39,6 +40,7 @@ class Downtime:
         self.on_crash: Callable[[int], None] = _nobody
         self._env = env
         self._since: dict[int, float] = {}
+        self.hosts: KeysView[int] = self._since.keys()
         self._returns: dict[int, simpy.Event] = {}
 
     def begin(self, host: int) -> None:

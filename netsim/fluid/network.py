@@ -155,9 +155,9 @@ class Network(ChangingCarrier):
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
         """Count bytes that have gone between members on `hosts`: (source, target, bytes), by position."""
-        counted, between = self._bytes, self._paths.between
-        for src, dst, num_bytes in pair_bytes:
-            counted[between(hosts[src], hosts[dst]).index] += num_bytes
+        counted = self._bytes
+        for index, num_bytes in self._paths.numbered(hosts, pair_bytes):
+            counted[index] += num_bytes
 
     # -- copies ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from netsim.fluid.fairness import IntArray
     from netsim.topology.topology import Topology
@@ -71,6 +71,16 @@ class PathTable:
         """The path from one host to another (indices)."""
         path = self._by_hosts.get((source, target))
         return path if path is not None else self._find(source, target)
+
+    def numbered(
+        self, hosts: Sequence[int], pairs: Iterable[tuple[int, int, float]]
+    ) -> list[tuple[int, float]]:
+        """The path of each pair of positions among `hosts` by its index, and what stands behind the pair."""
+        known, found = self._by_hosts, []
+        for src, dst, value in pairs:
+            path = known.get((hosts[src], hosts[dst]))
+            found.append(((path if path is not None else self._find(hosts[src], hosts[dst])).index, value))
+        return found
 
     def set_latency(self, link: int, seconds: float) -> list[Path]:
         """Give one link another latency; routes stay as they are. Returns the paths that it changes."""

@@ -111,7 +111,7 @@ class Calls:
         """Let the rank into the call, behind its earlier collectives of the same group."""
         if post.key.group in self._dissolved:
             return
-        if group_of(post.key.group) in self._broken:
+        if self._broken and group_of(post.key.group) in self._broken:
             self._undone[post.key] = None
             return
         flight = self._in_flight.get(post.key)
@@ -291,7 +291,10 @@ class Calls:
         if flight.call.op == "sendrecv":
             return
         lane = self._lanes[key.group, rank]
-        lane.remove(next(entry for entry in lane if entry[0] is flight))
+        if lane[0][0] is flight:
+            lane.popleft()
+        else:
+            lane.remove(next(entry for entry in lane if entry[0] is flight))
         if not lane:
             del self._lanes[key.group, rank]
         elif len(lane) >= self._width:

@@ -14,11 +14,10 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from simpy import Interrupt
-
 from netsim.files.errors import DeadlockError, InputError
-from netsim.fluid.clock import Clock, on_grid
+from netsim.fluid.clock import BY_RANKS, Clock, on_grid
 from netsim.ranks.calls import Calls, StartCall, start_at_once
+from netsim.ranks.computing import Computing
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
 from netsim.ranks.reach import Reach
@@ -149,19 +148,15 @@ class Kernel:
         self._on_row, self._keep = on_row, on_request
         self._blame = blame
         self._is_hopeless = is_hopeless or (lambda: math.isinf(self.clock.peek()))
-        self._diary = Diary(self.clock, on_span)
-        self._downtime, self._hosts = downtime, hosts
-        if downtime is not None:
-            downtime.on_crash = self._crashed
-        self._processes: list[simpy.Process] = []
-        self._computing: set[int] = set()
-        self._standing: set[int] = set()  # ranks whose hosts are down
+        self._diary = Diary(self.clock, on_span) if on_span is not None else None
+        self._lost: set[int] = set()  # ranks that others have gone on without, for ever
+        self._down = downtime.hosts if downtime is not None else frozenset()
+        self._computing = Computing(self.clock, downtime, hosts, self._lost, self._diary)
         self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
         self._asking: dict[int, str] = {}
-        self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._has_ended = False  # one of the others has come to its end
         self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
@@ -174,9 +169,12 @@ class Kernel:
             Exception: whatever `refill` raises.
         """
         for rank in range(len(self.streams)):
-            self._processes.append(self.clock.process(self._rank(rank)))
+            self._computing.processes.append(self.clock.process(self._rank(rank)))
+        upcoming = self.clock.upcoming
         while self._running:
-            if self._is_hopeless():
+            # A rank that goes on next is hope enough, as nearly always.
+            goes_on = upcoming and upcoming[0][1] in BY_RANKS and upcoming[0][3].callbacks
+            if not goes_on and self._is_hopeless():
                 if not (self._held and self._recall()):
                     self.give_up(self._blame())
             else:
@@ -197,10 +195,10 @@ class Kernel:
         if self._meetings.is_under_way or self._mailboxes.let_one_go():
             return
         goes_on = self._has_ended and self._meetings.have_met
-        if goes_on and self._standing | self._meetings.waiting == self._running:
-            for rank in sorted(self._standing):
+        if goes_on and self._computing.standing | self._meetings.waiting == self._running:
+            for rank in sorted(self._computing.standing):
                 self._lost.add(rank)
-                self._processes[rank].interrupt()
+                self._computing.processes[rank].interrupt()
             self._meetings.give_up()
             return
         raise DeadlockError(self._told(reason))
@@ -208,7 +206,7 @@ class Kernel:
     def _told(self, reason: str) -> str:
         """Who waits for what that can never come: one line, and a table of all below it."""
         doing = self._calls.waiting()
-        doing |= dict.fromkeys(self._standing, "on a crashed host")
+        doing |= dict.fromkeys(self._computing.standing, "on a crashed host")
         doing |= self._asking
         doing |= dict.fromkeys(self._held, "off the clock")
         if not doing:  # all compute while what they have posted goes on
@@ -237,14 +235,16 @@ class Kernel:
         self._meetings.look_again()
 
     def _read(self, rank: int) -> Request | None:
-        """The rank's next request, blocking in host time until it is there; None: it has to stand still for now."""
-        stream = self.streams[rank]
+        """The next request of a rank whose stream is empty, blocking in host time until it is there.
+
+        None: it has to stand still for now.
+        """
         try:
-            if not stream:
-                self._refill(rank)
+            self._refill(rank)
         except BaseException as failure:
             self._failure = failure
             raise
+        stream = self.streams[rank]
         return stream.popleft() if stream else None
 
     def _let_held_on(self) -> None:
@@ -253,25 +253,24 @@ class Kernel:
             self._held.pop(rank).succeed()
 
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
-        keep, clock = self._keep, self.clock
+        keep, clock, stream, computing = self._keep, self.clock, self.streams[rank], self._computing
         while True:
-            request = self._read(rank)
+            request = stream.popleft() if stream else self._read(rank)
             if request is None:
                 held = self._held[rank] = self.clock.event()
                 yield from self._wait(rank, "others", _until(held))
                 keep(rank, Stand(clock.now))
                 continue
-            if self._is_down(rank):
-                yield from self._until_up(rank)
+            if self._down and computing.is_down(rank):
+                yield from computing.until_up(rank)
             if isinstance(request, Post):
                 keep(rank, request)
                 self._calls.post(rank, request)
             elif isinstance(request, Wait):
                 keep(rank, request)
+                name = self._calls.op(request.key) if self._diary is not None else ""
                 waiting = self._calls.wait(rank, request.key)
-                self.network_seconds[rank] += yield from self._wait(
-                    rank, self._calls.op(request.key), waiting
-                )
+                self.network_seconds[rank] += yield from self._wait(rank, name, waiting)
             elif isinstance(request, Advance):
                 keep(rank, request)
                 if not 0 <= request.seconds < math.inf:
@@ -281,7 +280,7 @@ class Kernel:
                 seconds = on_grid(request.seconds)
                 self.compute_seconds[rank] += seconds
                 if seconds:
-                    yield from self._compute(rank, seconds)
+                    yield from computing.compute(rank, seconds)
             elif isinstance(request, Mark):
                 keep(rank, request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
@@ -357,57 +356,19 @@ class Kernel:
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T]
     ) -> Generator[simpy.Event, None, T]:
         """What takes place while `waiting` is no computing."""
-        start = self.clock.now
-        self._diary.begin(rank, "wait", name)
+        start, diary = self.clock.now, self._diary
+        if diary is not None:
+            diary.begin(rank, "wait", name)
         result = yield from waiting
         self.exposed_seconds[rank] += self.clock.now - start
-        self._diary.end(rank)
+        if diary is not None:
+            diary.end(rank)
         return result
-
-    # --- hosts that crash -----------------------------------------------------------------------------------
-
-    def _compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, None]:
-        """Compute for so long without a crash: what one cuts off is lost, and begun again at the return."""
-        while True:
-            self._diary.begin(rank, "compute", "compute")
-            self._computing.add(rank)
-            try:
-                yield self.clock.timeout(seconds)
-            except Interrupt:
-                self._diary.end(rank, as_kind="lost")
-                yield from self._until_up(rank)
-            else:
-                self._computing.discard(rank)
-                self._diary.end(rank)
-                return
-
-    def _crashed(self, host: int) -> None:
-        """A host goes down: those of its ranks that compute stop."""
-        for rank in sorted(self._computing):
-            if self._hosts[rank] == host:
-                self._computing.discard(rank)
-                self._processes[rank].interrupt()
-
-    def _is_down(self, rank: int) -> bool:
-        if self._downtime is None or rank in self._lost:
-            return False
-        return self._downtime.since(self._hosts[rank]) is not None
-
-    def _until_up(self, rank: int) -> Generator[simpy.Event, None, None]:
-        """Stand still until the rank's host is back."""
-        assert self._downtime is not None
-        self._standing.add(rank)
-        try:
-            while self._is_down(rank):
-                yield from self._downtime.until_up(self._hosts[rank])
-                yield self.clock.at(on_grid(self.clock.now))
-        except Interrupt:  # it is lost
-            pass
-        self._standing.discard(rank)
 
     def unfinished_spans(self) -> list[Span]:
         """What ranks are doing at this instant, as far as it has come: for a run that ends here."""
-        return self._diary.unfinished() + self._calls.unfinished_spans()
+        spans = self._diary.unfinished() if self._diary is not None else []
+        return spans + self._calls.unfinished_spans()
 
 
 def _at_once(answer: Answer) -> Generator[simpy.Event, None, Answer]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock, Order, on_grid
+from netsim.fluid.clock import Clock, Order, call_at, on_grid
 from netsim.ranks.reach import AGAIN
 from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
 
@@ -283,9 +283,7 @@ class Meetings:
         """Have something called when so much time has passed and all else that happens then has; never at infinity."""
         if seconds == math.inf:
             return
-        event = self._clock.at(self._clock.now + on_grid(seconds), Order.MEETINGS)
-        assert event.callbacks is not None
-        event.callbacks.append(lambda _: call())
+        call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)
 
 
 def _happen(event: simpy.Event, value: object) -> None:

@@ -209,9 +209,7 @@ class Faults:
 
     def _call_at(self, instant: float) -> None:
         self._turn_at = instant
-        turn = event_at(self._network.env, instant, Order.WEATHER)
-        assert turn.callbacks is not None
-        turn.callbacks.append(self._on_turn)
+        event_at(self._network.env, instant, Order.WEATHER, self._on_turn)
 
     def _on_turn(self, event: simpy.Event) -> None:
         if self._network.env.now < self._turn_at:

@@ -295,11 +295,16 @@ class GlooCommunicator(Communicator):
     def _signature(
         self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
     ) -> Signature:
-        # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
-        shapes = () if name == "all_to_all" else tuple(tuple(tensor.shape) for tensor in like)
-        dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
-        made = Signature(name, dtype, shapes, reduce_op, root, caller(), side, not self._state.off_clock)
-        return made.placed() if self._state.compares_places else made
+        state = self._state
+        return Signature.of(
+            name,
+            like,
+            reduce_op=reduce_op,
+            root=root,
+            side=side,
+            on_clock=not state.off_clock,
+            compares_places=state.compares_places,
+        )
 
     def _count(self, name: str, tensors: Sequence[Tensor], root: int = 0) -> None:
         if self._state.off_clock:

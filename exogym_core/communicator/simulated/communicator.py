@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.exchange import Signature
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
 from exogym_core.communicator.simulated.mail import MailRanks
-from exogym_core.communicator.simulated.posting import signature_of
 from exogym_core.communicator.simulated.present import PresentRanks
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Ask, Call, Exit, Key, Lane, Mark
@@ -130,7 +130,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         deliver: Callable[[tuple[Tensor, ...]], T],
     ) -> Handle[T]:
         ranks = (self._ranks[src], self._ranks[dst])
-        signature = signature_of("sendrecv", [like], "", 0, on_clock=not self._state.off_clock, side=side)
+        signature = Signature.of("sendrecv", [like], side=side, on_clock=not self._state.off_clock)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
         lane = Lane(self._group_id, src, dst, tag)
         number = self._next_number(lane, side)
@@ -259,7 +259,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def finish(self) -> None:
         """The rank is through; its communicators must not be used any more."""
         for key in self._state.withdrawn:  # nobody receives these any more
-            signature = signature_of("forget", [], "", 0, on_clock=True)
+            signature = Signature.of("forget", [])
             of_run = self._ranks[self.rank]
             self._port.post(Key(("forget", *key), 0), (of_run,), 0, signature, [])
         self._request(Exit())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from exogym_core.communicator.simulated.posting import PostingRank, signature_of
+from exogym_core.communicator.exchange import Signature
+from exogym_core.communicator.simulated.posting import PostingRank
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Call, FirstSent, Key, Put, Take
 
@@ -27,7 +28,7 @@ class MailRanks(PostingRank):
         ranks = (self._ranks[self.rank], self._ranks[dst])
         name = self._box(dst, box)
         number = self._next_number(name, "put")
-        signature = signature_of("put", [tensor], "", 0, on_clock=True)
+        signature = Signature.of("put", [tensor])
         given = [tensor.detach()]
         self._port.post(Key(("put", name, ranks[0]), number), ranks[:1], 0, signature, given)
         call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
@@ -43,7 +44,7 @@ class MailRanks(PostingRank):
         of_run = self._ranks[self.rank]
         taken = []
         for source, number in letters:
-            signature = signature_of("taken", [], "", 0, on_clock=True)
+            signature = Signature.of("taken", [])
             key = Key(("taken", name, source), number)
             ticket = self._port.post(key, (of_run,), 0, signature, [])
             (tensor,) = self._port.take(ticket, 0)

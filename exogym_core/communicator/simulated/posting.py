@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.communicator.base import Communicator
-from exogym_core.communicator.exchange import Signature, caller
+from exogym_core.communicator.exchange import Signature
 from exogym_core.communicator.handle import Handle, Traffic
 from exogym_core.communicator.simulated.port import InFlight, RankState
 from netsim.files.errors import BrokenCallError, InputError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.port import Port, ScheduleBook
     from netsim.ranks.requests import Answer, Question, Request
 
-__all__ = ["PostingRank", "SimulatedHandle", "signature_of"]
+__all__ = ["PostingRank", "SimulatedHandle"]
 
 T = TypeVar("T")
 
@@ -174,16 +174,23 @@ class PostingRank(Communicator):
         like: Sequence[Tensor] | None = None,
     ) -> T | Handle[T]:
         like = tensors if like is None else like
-        signature = signature_of(name, like, reduce_op, root, on_clock=not self._state.off_clock)
-        if self._state.compares_places:
-            signature = signature.placed()
+        state = self._state
+        signature = Signature.of(
+            name,
+            like,
+            reduce_op=reduce_op,
+            root=root,
+            on_clock=not state.off_clock,
+            compares_places=state.compares_places,
+        )
         call = Call(
             name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
         )
         if name == "all_to_all":  # what others have is theirs to tell
             own = tuple(tensor.nbytes for tensor in tensors)
             call = call._replace(num_bytes=sum(own), parts=(own,))
-        key = Key(self._lane(), self._next_number(self._lane()))
+        lane = self._lane()
+        key = Key(lane, self._next_number(lane))
         # What is only moved is handed over as it is, and others may take it long after this rank has gone on
         # and changed it. What is reduced is read when the last member posts, while the others wait.
         keeps = async_op or not reduce_op
@@ -193,7 +200,7 @@ class PostingRank(Communicator):
 
     def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
         """What `netsim.collectives.schedule` calls num_bytes: the tensor, or the sum over ranks."""
-        own = sum(tensor.nbytes for tensor in like)
+        own = sum([tensor.nbytes for tensor in like])
         return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
 
     def _post(
@@ -238,7 +245,7 @@ class PostingRank(Communicator):
         bytes_sent, wan_bytes = self._book.traffic(call, member)
         traffic.bytes_sent += bytes_sent
         traffic.wan_bytes += wan_bytes
-        traffic.payload_bytes += sum(tensor.nbytes for tensor in tensors)
+        traffic.payload_bytes += sum([tensor.nbytes for tensor in tensors])
 
     def _lane(self) -> Hashable:
         return (self._group_id, "off") if self._state.off_clock else self._group_id
@@ -247,8 +254,9 @@ class PostingRank(Communicator):
         state = self._state
         if state.again is not None:
             return state.again.pop(0)
-        number = self._first_call + self._counter[lane, side]
-        self._counter[lane, side] += 1
+        counter = self._counter
+        number = self._first_call + counter[lane, side]
+        counter[lane, side] += 1
         if state.noted is not None:
             state.noted.append(number)
         return number
@@ -258,12 +266,15 @@ class PostingRank(Communicator):
         """How many calls each lane of this group has had."""
         if self._num_calls is not None:
             return self._num_calls
-        return self._state.num_calls.setdefault(self._group_id, Counter())
+        counts = self._state.num_calls.get(self._group_id)
+        return counts if counts is not None else self._state.num_calls.setdefault(self._group_id, Counter())
 
     def _request(self, request: Request) -> None:
-        if self._state.repeating:
+        state = self._state
+        if state.repeating:
             return
-        self._request_advance()
+        if state.pending_seconds:
+            self._request_advance()
         self._port.request(request)
 
     def _request_advance(self) -> None:
@@ -276,13 +287,3 @@ class PostingRank(Communicator):
         self._state.has_asked = True
         self._request_advance()
         return self._port.ask(question)
-
-
-def signature_of(
-    name: str, like: Sequence[Tensor], reduce_op: str, root: int, on_clock: bool, side: str = ""
-) -> Signature:
-    """What this rank calls, for comparison with the others."""
-    # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
-    shapes = () if name == "all_to_all" else tuple(tuple(tensor.shape) for tensor in like)
-    dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
-    return Signature(name, dtype, shapes, reduce_op, root, caller(), side, on_clock)

@@ -6,7 +6,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from exogym_core.communicator.simulated.posting import PostingRank, signature_of
+from exogym_core.communicator.exchange import Signature
+from exogym_core.communicator.simulated.posting import PostingRank
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Call, Confirm, Fetch, Fetched, Join, Key, Publish
 
@@ -71,7 +72,7 @@ class PresentRanks(PostingRank):
     def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
         self._check_on_clock("publish")
         of_run = self._ranks[self.rank]
-        signature = signature_of("publish", tensors, "", 0, on_clock=True)
+        signature = Signature.of("publish", tensors)
         given = [tensor.detach() for tensor in tensors]
         self._port.post(Key(("publish", self._states, of_run), number), (of_run,), 0, signature, given)
         self._request(Publish(Key(self._states, number), sum(tensor.nbytes for tensor in tensors)))
@@ -84,7 +85,7 @@ class PresentRanks(PostingRank):
         assert isinstance(fetched, Fetched)
         of_run = self._ranks[self.rank]
         lane = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
-        signature = signature_of("fetch", [], "", 0, on_clock=True)
+        signature = Signature.of("fetch", [])
         ticket = self._port.post(Key(lane, fetched.number), (of_run,), 0, signature, [])
         tensors = [tensor.clone() for tensor in self._port.take(ticket, 0)]
         self._port.taken(ticket)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from netsim.topology.topology import Topology
 
 # Kinds of collectives that are remembered, so that each is looked at once.
-_MOST_NOTED = 1024
+_MOST_NOTED = 512
 
 __all__ = ["Schedules", "Simulation", "World"]
 
@@ -98,10 +98,14 @@ class Schedules:
     def __init__(self, world: World) -> None:
         self._world = world
         self._choices = Choices(world.topology, world.protocol, world.collectives)
-        self._traffic = lru_cache(maxsize=1024)(self._traffic_uncached)
+        self._traffic = lru_cache(maxsize=_MOST_NOTED)(self._traffic_uncached)
+        self._known = lru_cache(maxsize=_MOST_NOTED)(self._found)
 
     def of(self, call: Call) -> Schedule:
         """The schedule that `call` is played by."""
+        return self._known(call) if call.parts is None else self._found(call)
+
+    def _found(self, call: Call) -> Schedule:
         world = self._world
         hosts = self._hosts(call.ranks)
         return schedule(
@@ -198,7 +202,8 @@ class Simulation:
             self._player = Abridged(world.topology, world.protocol).play
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
-        self._windows_noted: set[tuple[int, tuple[int, ...]]] = set()
+        self._has_windows = world.protocol.has_windows
+        self._windows_noted: set[tuple[Schedule, tuple[int, ...]]] = set()
         self.exchange = Exchange(world.num_ranks, on_complete, combined)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
@@ -268,8 +273,8 @@ class Simulation:
 
     def _note_windows(self, plan: Schedule, hosts: tuple[int, ...]) -> None:
         """Look once at each kind of collective whether a window limits it."""
-        world, key = self.world, (id(plan), hosts)
-        if not world.protocol.has_windows or key in self._windows_noted or world.topology is None:
+        world, key = self.world, (plan, hosts)
+        if key in self._windows_noted or world.topology is None:
             return
         if len(self._windows_noted) >= _MOST_NOTED:
             self._windows_noted.clear()
@@ -281,7 +286,7 @@ class Simulation:
 
     def _start(self, call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
         assert self.network is not None
-        hosts = [self.world.hosts[rank] for rank in call.ranks]
+        hosts = tuple([self.world.hosts[rank] for rank in call.ranks])
         if call.op == "all_to_all":
             self.algorithms.setdefault(call.op, set()).add("direct")
             enter, cancel = play_all_to_all(
@@ -294,7 +299,8 @@ class Simulation:
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
-        self._note_windows(plan, tuple(hosts))
+        if self._has_windows:
+            self._note_windows(plan, hosts)
         playing = self._player(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: playing.arrive(member), playing.cancel
 

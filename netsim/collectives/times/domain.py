@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from netsim.collectives.times.states import GRID_PER_SECOND, Entries, State, to_ticks
 from netsim.collectives.times.trajectory import Trajectory
-from netsim.fluid.clock import Order, call_at, cancel
+from netsim.fluid.clock import Order, cancel, event_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,15 +147,20 @@ class Domain:
             ticks = tuple([to_ticks(each) for each in seconds])
         if not way.is_quiet:
             seconds = tuple([each / GRID_PER_SECOND for each in ticks])
-        openings = [
-            self._opening(works[place], way.state.known, instants[where.index(place)])
-            for place in range(self._num_followed, len(works))
-        ]
-        return Entries(self._told, seconds, ticks, where, members, tuple(openings))
+        openings: tuple[Opening, ...] = ()
+        if self._num_followed < len(works):
+            openings = tuple(
+                self._opening(works[place], way.state.known, instants[where.index(place)])
+                for place in range(self._num_followed, len(works))
+            )
+        return Entries(self._told, seconds, ticks, where, members, openings)
 
     def _in_order(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
         """When who enters where, in the order of time; at one instant, where that cannot matter, in that of members."""
         entering, works = self._entering, self.works
+        if len(entering) == 1:
+            ((instant, work, member),) = entering
+            return (instant,), (works.index(work),), (member,)
         if len(works) == 1 and entering[0][0] == entering[-1][0]:  # as most do: no need to look any closer
             together = [member for _, _, member in entering]
             if works[0].are_hosts_apart:
@@ -172,7 +177,7 @@ class Domain:
 
     def _keep(self, kept: tuple[int, ...]) -> None:
         """Go on with the collectives of these places and with new ones; the others are over."""
-        if self._num_followed:
+        if len(kept) < self._num_followed:
             for place, work in enumerate(self.works[: self._num_followed]):
                 if place not in kept:
                     self._network.credit(work.hosts, work.schedule.pair_bytes)
@@ -191,9 +196,9 @@ class Domain:
         if instant == math.inf:
             self._turn = None
             return
-        self._turn = call_at(self._network.env, instant, self._on_turn, order)
+        self._turn = event_at(self._network.env, instant, order, self._on_turn)
 
-    def _on_turn(self) -> None:
+    def _on_turn(self, event: simpy.Event) -> None:
         """Follow who has entered, or tell who is through by now; and come back when the next one is."""
         self._turn = None
         if self._entering:
@@ -220,10 +225,10 @@ class Domain:
     def _tell(self, state: State) -> None:
         _, done = state.ends[self._told]
         self._told += 1
-        through = [(self.works[place], member) for place, member in done]
+        works = self.works  # as they are before those that are over go
         self._finish_if_over(state)
-        for work, member in through:
-            work.tell(member)
+        for place, member in done:
+            works[place].tell(member)
 
     def _finish_if_over(self, state: State) -> None:
         """If all are through: leave bytes and connections on the network as if all had been there."""

@@ -53,7 +53,7 @@ class Entries(NamedTuple):
 
     def key(self) -> Hashable:
         """All that matters of it; times to a step of the grid."""
-        openings = tuple([opening[:-1] for opening in self.openings])
+        openings = tuple([opening[:-1] for opening in self.openings]) if self.openings else ()
         return self.num_told, self.ticks, self.places, self.members, openings
 
 
