@@ -1,0 +1,95 @@
+"""What a step of ranks costs the simulation, counted in calls: nothing here looks at a clock of the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import netsim
+from exogym_core.communicator.simulated.simulation import Simulation, World
+from netsim.fluid.clock import BY_RANKS
+from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
+from netsim.topology import Topology
+from netsim.topology.weather import Drift
+from netsim.weather.faults import Faults
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import pytest
+
+NUM_RANKS = 4
+OURS = str(Path(netsim.__file__).parent)
+
+
+def simulation(steps: int) -> Simulation:
+    """Ranks that compute and average, again and again, over a WAN."""
+    world = World.build(NUM_RANKS, Topology.load("wan-4-regions"), None, "ideal", None)
+    call = Call("all_reduce", tuple(range(NUM_RANKS)), 40_000, element_bytes=4)
+
+    def stream(rank: int) -> list[Request]:
+        return [
+            request
+            for step in range(steps)
+            for request in (Advance(0.05), Post(Key(0, step), rank, call), Wait(Key(0, step)))
+        ] + [Exit()]
+
+    past = [stream(rank) for rank in range(NUM_RANKS)]
+    return Simulation(world, never, lambda slot: None, lambda rank, value: None, lambda row: None, past)
+
+
+def never(rank: int) -> NoReturn:
+    raise AssertionError(f"rank {rank} has nothing left to request")
+
+
+def calls(steps: int) -> Counter[str]:
+    """Calls of functions of netsim, by name, in a run of so many steps."""
+    counted: Counter[str] = Counter()
+    made = simulation(steps)
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            counted[frame.f_code.co_qualname] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        made.kernel.run()
+    finally:
+        sys.setprofile(before)
+    return counted
+
+
+def test_a_step_that_repeats_passes_few_calls() -> None:
+    """A rank's step (compute, post, wait) went through 70 calls of netsim once; what nobody asked for costs none."""
+    calls(3)  # whatever is kept in modules is there
+    a_step = calls(60)
+    a_step.subtract(calls(20))
+    num = sum(a_step.values()) / (40 * NUM_RANKS)
+    assert num < 50, a_step.most_common(20)
+    # Nobody watches, no weather, no crashed host: none of these is asked about.
+    for unasked in ("Diary.begin", "Downtime.since", "Computing.is_down", "Kernel._read"):
+        assert not a_step[unasked]
+
+
+def test_hope_is_looked_for_only_where_no_rank_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weather that never ends, it was asked at every event whether anything can still help who waits."""
+    made = simulation(30)
+    assert made.network is not None
+    links = tuple(link.index for link in made.network.topology.links)
+    weather = Faults(made.network)
+    weather.add(Drift(links, "lognormal", every_seconds=0.5, sigma=0.1, seed=1))
+    hopeless, clock = weather.is_hopeless, made.kernel.clock
+    asked: list[bool] = []  # each time, whether a rank goes on next
+
+    def ask() -> bool:
+        _, order, _, event = clock.upcoming[0]
+        asked.append(order in BY_RANKS and bool(event.callbacks))
+        return hopeless()
+
+    monkeypatch.setattr(made.kernel, "_is_hopeless", ask)
+    made.kernel.run()
+    assert asked
+    assert not any(asked)
