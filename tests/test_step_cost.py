@@ -70,7 +70,7 @@ def test_a_step_that_repeats_passes_few_calls() -> None:
     num = sum(a_step.values()) / (40 * NUM_RANKS)
     assert num < 50, a_step.most_common(20)
     # Nobody watches, no weather, no crashed host: none of these is asked about.
-    for unasked in ("Diary.begin", "Downtime.since", "Computing.is_down", "Kernel._read"):
+    for unasked in ("Diary.begin", "Downtime.since", "Uptime.is_down", "Kernel._read"):
         assert not a_step[unasked]
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import BY_RANKS, Clock, on_grid
 from netsim.ranks.calls import Calls, StartCall, start_at_once
-from netsim.ranks.computing import Computing
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
 from netsim.ranks.reach import Reach
@@ -44,6 +43,7 @@ from netsim.ranks.requests import (
     Withdraw,
 )
 from netsim.ranks.spans import Diary
+from netsim.ranks.uptime import Uptime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
@@ -151,7 +151,7 @@ class Kernel:
         self._diary = Diary(self.clock, on_span) if on_span is not None else None
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
-        self._computing = Computing(self.clock, downtime, hosts, self._lost, self._diary)
+        self._uptime = Uptime(self.clock, downtime, hosts, self._lost, self._diary)
         self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
@@ -169,7 +169,7 @@ class Kernel:
             Exception: whatever `refill` raises.
         """
         for rank in range(len(self.streams)):
-            self._computing.processes.append(self.clock.process(self._rank(rank)))
+            self._uptime.processes.append(self.clock.process(self._rank(rank)))
         upcoming = self.clock.upcoming
         while self._running:
             # A rank that goes on next is hope enough, as nearly always.
@@ -195,10 +195,10 @@ class Kernel:
         if self._meetings.is_under_way or self._mailboxes.let_one_go():
             return
         goes_on = self._has_ended and self._meetings.have_met
-        if goes_on and self._computing.standing | self._meetings.waiting == self._running:
-            for rank in sorted(self._computing.standing):
+        if goes_on and self._uptime.standing | self._meetings.waiting == self._running:
+            for rank in sorted(self._uptime.standing):
                 self._lost.add(rank)
-                self._computing.processes[rank].interrupt()
+                self._uptime.processes[rank].interrupt()
             self._meetings.give_up()
             return
         raise DeadlockError(self._told(reason))
@@ -206,7 +206,7 @@ class Kernel:
     def _told(self, reason: str) -> str:
         """Who waits for what that can never come: one line, and a table of all below it."""
         doing = self._calls.waiting()
-        doing |= dict.fromkeys(self._computing.standing, "on a crashed host")
+        doing |= dict.fromkeys(self._uptime.standing, "on a crashed host")
         doing |= self._asking
         doing |= dict.fromkeys(self._held, "off the clock")
         if not doing:  # all compute while what they have posted goes on
@@ -253,7 +253,7 @@ class Kernel:
             self._held.pop(rank).succeed()
 
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
-        keep, clock, stream, computing = self._keep, self.clock, self.streams[rank], self._computing
+        keep, clock, stream, uptime = self._keep, self.clock, self.streams[rank], self._uptime
         while True:
             request = stream.popleft() if stream else self._read(rank)
             if request is None:
@@ -261,8 +261,8 @@ class Kernel:
                 yield from self._wait(rank, "others", _until(held))
                 keep(rank, Stand(clock.now))
                 continue
-            if self._down and computing.is_down(rank):
-                yield from computing.until_up(rank)
+            if self._down and uptime.is_down(rank):
+                yield from uptime.until_up(rank)
             if isinstance(request, Post):
                 keep(rank, request)
                 self._calls.post(rank, request)
@@ -280,7 +280,7 @@ class Kernel:
                 seconds = on_grid(request.seconds)
                 self.compute_seconds[rank] += seconds
                 if seconds:
-                    yield from computing.compute(rank, seconds)
+                    yield from uptime.compute(rank, seconds)
             elif isinstance(request, Mark):
                 keep(rank, request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])

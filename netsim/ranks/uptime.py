@@ -1,4 +1,4 @@
-"""Ranks that compute, and the crashes of their hosts that stop them."""
+"""What ranks compute while their hosts are up, and the crashes that stop them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from netsim.fluid.downtime import Downtime
     from netsim.ranks.spans import Diary
 
-__all__ = ["Computing"]
+__all__ = ["Uptime"]
 
 
-class Computing:
+class Uptime:
     """What ranks compute, which a crash of their host cuts off.
 
     Args:
