@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exogym_core.frames import parse_address
 from netsim.files.errors import InputError
 
-__all__ = ["MeetingPlace", "is_at_rendezvous"]
+__all__ = ["MeetingPlace", "is_at_rendezvous", "processes_of_site"]
 
 _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
 
@@ -16,6 +16,11 @@ _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
 def is_at_rendezvous() -> bool:
     """Whether this process is a site that meets others at a rendezvous."""
     return bool(os.environ.get(_RENDEZVOUS))
+
+
+def processes_of_site() -> int:
+    """How many processes torchrun has started for this site."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class MeetingPlace(NamedTuple):

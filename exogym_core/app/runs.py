@@ -122,8 +122,10 @@ def _is_follower(experiment: Experiment) -> bool:
     Raises:
         InputError: torchrun has started another number of processes than the experiment has workers.
     """
-    if not under_torchrun() or is_at_rendezvous():
+    if not under_torchrun():
         return False
+    if is_at_rendezvous():  # it has started this site alone
+        return os.environ["RANK"] != "0"
     started, count = int(os.environ["WORLD_SIZE"]), experiment.settings.workers.count
     if started != count:
         told = (

@@ -100,6 +100,7 @@ class _Arriving:
 
     files: FileFacts = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
+    # (of ranks whose parts are elsewhere: as far as it has come when the last part is here)
     num_deposited: int = 0  # by all, when the last rank had come
     looks: tuple[int, int] = (0, 0)  # looks by the clock that some rank had deposited for: first key and end
 
@@ -112,7 +113,8 @@ class CheckpointWriter:
         identity: of the run.
         world_size: number of ranks.
         resumed: what the run goes on from.
-        alone: a checkpoint is complete with one rank's part, and has what has come of the others' rows by then.
+        num_parts: how many ranks' parts make a checkpoint, which then has what has come of the others' rows; None:
+            those of all.
 
     Raises:
         InputError: another process makes checkpoints in the folder.
@@ -128,9 +130,9 @@ class CheckpointWriter:
         identity: Mapping[str, Any],
         world_size: int,
         resumed: StoredCheckpoint | None = None,
-        alone: bool = False,
+        num_parts: int | None = None,
     ) -> None:
-        self._is_alone = alone
+        self._num_parts = world_size if num_parts is None else num_parts
         self._folder, self._identity, self._world_size = folder, identity, world_size
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
@@ -166,10 +168,11 @@ class CheckpointWriter:
             return
         arriving = self._arriving.setdefault(row["step"], _Arriving())
         arriving.files.update(row["checkpoint"])
-        ranks = range(self._world_size) if self._is_alone else [marked.rank]
-        arriving.lengths.update((rank, self._log.length(rank)) for rank in ranks)
+        arriving.lengths[marked.rank] = self._log.length(marked.rank)
         arriving.looks = max(arriving.looks, tuple(row.get("looks", (0, 0))))
-        if len(arriving.lengths) == self._world_size:
+        if len(arriving.lengths) == self._num_parts:
+            for rank in range(self._world_size):
+                arriving.lengths.setdefault(rank, self._log.length(rank))
             arriving.num_deposited = num_deposited
             self._complete.append((row["step"], self._arriving.pop(row["step"])))
 

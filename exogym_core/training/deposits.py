@@ -143,9 +143,10 @@ class Deposits:
         present = list(range(self._comm.world_size) if absence is None else absence.present)
         if self._strategy.num_servers:
             present = self._served(what)
-        if self._comm.members_change:  # nobody gathers models: who is lowest has the one that counts
-            what = what if self._comm.rank == min(present) else [each for each in what if each == "final"]
-            present = [self._comm.rank] if what else []
+        if self._comm.members_change:  # nobody gathers models: the lowest site has the one that counts
+            here = self._site()
+            what = what if min(present) in here else [each for each in what if each == "final"]
+            present = here if what else []
         if self._comm.rank not in present:
             return
         parameters = dict(self._model.named_parameters())
@@ -173,6 +174,12 @@ class Deposits:
             "extra": self._extra() if is_first and "final" in what else {},
         }
         self._comm.deposit(note, tensors)
+
+    def _site(self) -> list[int]:
+        """The ranks of this rank's site, where members change."""
+        inside, rank = self._comm.inside, self._comm.rank
+        first, size = (rank, 1) if inside is None else (rank - inside.rank, inside.world_size)
+        return list(range(first, first + size))
 
     def _served(self, what: list[str]) -> list[int]:
         """Where there are servers: workers and the last server at the end, else those that are looked at."""

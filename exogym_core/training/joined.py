@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
-from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.torchrun.collecting import Collecting
-from exogym_core.ranks.torchrun.rank import JoinedRank, recalled, remember, torchrun_rank
+from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
 from exogym_core.results.history import RowRecorder
 from exogym_core.training.background import BackgroundObserver
 from exogym_core.training.logs import make_loggers
-from exogym_core.training.resumption import begin_checkpoints, find_resumed
+from exogym_core.training.resumption import (
+    begin_checkpoints,
+    find_resumed,
+    follow,
+    go_on_after_restart,
+    plan,
+    remember_checkpoints,
+    there_is,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,51 +121,33 @@ def fit_joined(program: Program, result: FitResult, listeners: Sequence[_Listene
 
 @contextmanager
 def _watching(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Iterator[_Watcher]:
-    request = program.request
-    if request.checkpoint_interval is not None and request.resume_from is None:
-        # torchrun has started us anew after a failure: go on from what was there.
-        before = recalled(_memory(program))
-        if before is not None and Path(before).is_dir():
-            program.request = replace(request, resume_from=before)
+    go_on_after_restart(program)
     watcher, failed = _Watcher(program, result, listeners), True
-    folder = program.checkpoints.folder
     try:
-        if folder is not None:
-            remember(_memory(program), os.fspath(folder.absolute()))
+        remember_checkpoints(program)
         yield watcher
         failed = False
     finally:
         watcher.close(failed)
 
 
-def _memory(program: Program) -> str:
-    request = program.request
-    return f"checkpoints {request.save_dir} {request.run_name or type(request.strategy).__name__}"
-
-
 def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Sequence[str]:
     request = program.request
-
-    def there_is() -> str:
-        folder = program.checkpoints.folder
-        last = find_checkpoint(folder) if folder is not None and folder.is_dir() else None
-        if last is None:
-            return "there is no checkpoint to go on from (checkpoint_interval= makes some)"
-        return f"the last checkpoint is of step {last.step}, in {folder}"
 
     def take(rank: int, row: Mapping[str, Any]) -> None:
         assert watcher is not None
         watcher.take(rank, row)
 
-    with JoinedRank(take, there_is, request.seed, request.timeout_seconds, request.compare_calls) as joined:
+    about = (request.seed, request.timeout_seconds, request.compare_calls)
+    with JoinedRank(take, partial(there_is, program), *about) as joined:
         comm = joined.comm
         with comm.off_clock():
-            plan = comm.broadcast_object(_plan(program, watcher))
+            planned = comm.broadcast_object(None if watcher is None else plan(program, watcher.resumed))
         if watcher is None:
-            _follow(program, plan)
+            follow(program, planned)
         program.request = replace(program.request, on_event=None)
         result.checkpoint_folder = program.checkpoints.folder
-        result.resumed_step = plan["resumed step"]
+        result.resumed_step = planned["resumed step"]
         result.minibatch_size = program.request.minibatch_size
         collecting = Collecting(comm, watcher.take_deposit if watcher is not None else _nobody)
         comm.observed_by(collecting.put)
@@ -181,23 +168,3 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
 
 def _nobody(rank: int, note: Mapping[str, Any], tensors: Sequence[Any]) -> None:
     """Deposits come to rank 0 alone."""
-
-
-def _plan(program: Program, watcher: _Watcher | None) -> dict[str, Any] | None:
-    """What the others take over from rank 0."""
-    if watcher is None:
-        return None
-    folder, resumed = program.checkpoints.folder, watcher.resumed
-    return {
-        "folder": None if folder is None else os.fspath(folder.absolute()),
-        "resumed": None if resumed is None else os.fspath(resumed.path.absolute()),
-        "resumed step": 0 if resumed is None else resumed.step,
-        "minibatch size": program.request.minibatch_size,
-    }
-
-
-def _follow(program: Program, plan: Mapping[str, Any]) -> None:
-    program.request = replace(program.request, minibatch_size=plan["minibatch size"], finds_minibatch=False)
-    resumed = None if plan["resumed"] is None else StoredCheckpoint.open(Path(plan["resumed"]))
-    folder = None if plan["folder"] is None else Path(plan["folder"])
-    program.checkpoints = RankCheckpoints(folder, program.request.checkpoint_interval, resumed)

@@ -118,10 +118,8 @@ class Program:
         request, device = self.request, self.request.device_of(0)
         ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
         num_ranks = max(ranks.values())
-        if request.is_apart:
-            num_ranks = 1
-        elif request.is_joining:
-            num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+        if request.is_apart or request.is_joining:
+            num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1 if request.is_apart else num_ranks))
         with kept_rng(device), first_batch(self.model):
             return fitting_size(
                 copy.deepcopy(self.model).to(device),

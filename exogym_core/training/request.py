@@ -235,12 +235,7 @@ def _minibatch(given: Any, batch_size: int) -> int:
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
     by_torchrun = transport_named(transport).joins_launchers and torchrun_rank() is not None
-    if by_torchrun and is_at_rendezvous():
-        if (num_local := int(os.environ["WORLD_SIZE"])) > 1:
-            raise InputError(
-                f"fit: torchrun has started {num_local} processes of this site, which meets others at a rendezvous; "
-                "start one process a site, or use DiLoCoOptimizer"
-            )
+    if by_torchrun and is_at_rendezvous():  # it has started this site alone
         by_torchrun = False
     started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
     if started is not None and given not in (None, started):

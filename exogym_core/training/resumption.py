@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,26 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint, run_identity
 from exogym_core.checkpoints.writing import CheckpointWriter, RankCheckpoints
 from exogym_core.cost.compute import Compute
+from exogym_core.meeting_place import processes_of_site
+from exogym_core.ranks.torchrun.rank import recalled, remember, torchrun_rank
 from exogym_core.results.record import make_private_folder
 from exogym_core.training.options import OPTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from exogym_core.training.program import Program
 
-__all__ = ["begin_checkpoints", "find_resumed", "run_mark"]
+__all__ = [
+    "begin_checkpoints",
+    "find_resumed",
+    "follow",
+    "go_on_after_restart",
+    "plan",
+    "remember_checkpoints",
+    "run_mark",
+    "there_is",
+]
 
 
 def find_resumed(program: Program) -> StoredCheckpoint | None:
@@ -46,7 +60,7 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
 def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> CheckpointWriter:
     """Give the prepared `program` its checkpoints, and return what completes them.
 
-    Of a site that meets others at a rendezvous they are its own.
+    Of a site that meets others at a rendezvous they are its own, of all its processes.
 
     Raises:
         InputError: `resumed` is of another run; the line names what differs, with both values.
@@ -67,7 +81,58 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
         else:
             folder = resumed.path.parent if resumed is not None else Path(request.resume_from)
     program.checkpoints = RankCheckpoints(folder, request.checkpoint_interval, resumed)
-    return CheckpointWriter(folder, identity, request.num_ranks, resumed, alone=request.is_apart)
+    num_parts = processes_of_site() if request.is_apart else None
+    return CheckpointWriter(folder, identity, request.num_ranks, resumed, num_parts)
+
+
+def there_is(program: Program) -> str:
+    """What there is to go on from, for people."""
+    folder = program.checkpoints.folder
+    last = find_checkpoint(folder) if folder is not None and folder.is_dir() else None
+    if last is None:
+        return "there is no checkpoint to go on from (checkpoint_interval= makes some)"
+    return f"the last checkpoint is of step {last.step}, in {folder}"
+
+
+def plan(program: Program, resumed: StoredCheckpoint | None) -> dict[str, Any]:
+    """What other processes that train the same take over from the one that has found it out, in plain values."""
+    folder = program.checkpoints.folder
+    return {
+        "folder": None if folder is None else os.fspath(folder.absolute()),
+        "resumed": None if resumed is None else os.fspath(resumed.path.absolute()),
+        "resumed step": 0 if resumed is None else resumed.step,
+        "minibatch size": program.request.minibatch_size,
+    }
+
+
+def follow(program: Program, planned: Mapping[str, Any]) -> None:
+    """Take it over."""
+    size = planned["minibatch size"]
+    program.request = replace(program.request, minibatch_size=size, finds_minibatch=False)
+    resumed = None if planned["resumed"] is None else StoredCheckpoint.open(Path(planned["resumed"]))
+    folder = None if planned["folder"] is None else Path(planned["folder"])
+    program.checkpoints = RankCheckpoints(folder, program.request.checkpoint_interval, resumed)
+
+
+def go_on_after_restart(program: Program) -> None:
+    """Where torchrun has started the ranks anew after a failure: resume from the checkpoints that there were."""
+    request = program.request
+    if request.checkpoint_interval is not None and request.resume_from is None:
+        before = recalled(_memory(program))
+        if before is not None and Path(before).is_dir():
+            program.request = replace(request, resume_from=before)
+
+
+def remember_checkpoints(program: Program) -> None:
+    """Have `go_on_after_restart` find them."""
+    folder = program.checkpoints.folder
+    if folder is not None and torchrun_rank() is not None:
+        remember(_memory(program), os.fspath(folder.absolute()))
+
+
+def _memory(program: Program) -> str:
+    request = program.request
+    return f"checkpoints {request.save_dir} {request.run_name or type(request.strategy).__name__}"
 
 
 def run_mark(program: Program) -> str:

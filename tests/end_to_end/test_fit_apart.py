@@ -31,7 +31,7 @@ strategies:
 
 # Imports once and forks: each site is a process as one that a shell has started, but sooner.
 DRIVER = """
-import os, re, signal, sys, time
+import os, re, signal, socket, sys, time
 import torch._dynamo, exogym_core.training.trainer, exogym_core.app.comparison, exogym_core.results.report
 from exogym_core.app.cli import main
 
@@ -56,7 +56,17 @@ def site(number, *arguments):
     folder = arguments or ("real.yaml", "--out", f"out{number}")
     return start(f"site{number}", "compare", *folder, NETGYM_RENDEZVOUS=address, NETGYM_SITE=str(number))
 
-at = start("rendezvous", "rendezvous", "--sites", "3", "--listen", "127.0.0.1:0")
+def shared_site(number, *arguments):
+    # Two processes, as torchrun starts them.
+    folder = arguments or ("real.yaml", "--out", f"out{number}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    about = dict(NETGYM_RENDEZVOUS=address, NETGYM_SITE=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="none")
+    return [start(f"site{number}-{rank}", "compare", *folder, **about, RANK=str(rank), LOCAL_RANK=str(rank))
+            for rank in range(2)]
+
+at = start("rendezvous", "rendezvous", "--sites", "SITES", "--listen", "127.0.0.1:0")
 address = seen("rendezvous", r"NETGYM_RENDEZVOUS=(\\S+)")[1]
 """
 
@@ -76,12 +86,12 @@ print(os.waitpid(at, 0)[1] >> 8)
 """
 
 
-def drive(folder: Path, script: str, steps: int) -> list[str]:
-    (folder / "real.yaml").write_text(EXPERIMENT.replace("STEPS", str(steps)))
+def drive(folder: Path, script: str, experiment: str, sites: int = 3) -> list[str]:
+    (folder / "real.yaml").write_text(experiment)
     unwanted = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
     clean = {name: value for name, value in os.environ.items() if name not in unwanted}
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER + script],
+        [sys.executable, "-c", DRIVER.replace("SITES", str(sites)) + script],
         cwd=folder,
         env=clean | {"OMP_NUM_THREADS": "1", "NETGYM_SECRET": "known to this test alone"},
         capture_output=True,
@@ -94,7 +104,7 @@ def drive(folder: Path, script: str, steps: int) -> list[str]:
 
 def test_all_sites_keep_the_same_run_though_one_was_killed_and_came_again(tmp_path: Path) -> None:
     """The killed one's folder, too, holds every row of everybody, from the start to the end."""
-    assert drive(tmp_path, DISTURBED, 900) == ["[0, 0, 0]", "130"]
+    assert drive(tmp_path, DISTURBED, EXPERIMENT.replace("STEPS", "900")) == ["[0, 0, 0]", "130"]
     files = ["metrics/DiLoCo.csv", "metrics/DiLoCo.validation.csv"]
     folders = [tmp_path / f"out{number}" for number in range(3)]
     for name in files:
@@ -119,12 +129,9 @@ main(["compare", "real.yaml", "--out", "simulated"])
 """
 
 
-def test_sites_that_are_always_there_train_as_in_simulation(tmp_path: Path) -> None:
-    """The same losses to 1e-4, by step and by evaluation, and the same bytes."""
-    assert drive(tmp_path, WHOLE, 20)[0] == "[0, 0, 0]"
-
+def check_losses(home: Path, real: str, simulated: str) -> None:
     def columns(folder: str, name: str, *wanted: str) -> list[list[float]]:
-        header, *rows = (tmp_path / folder / "metrics" / name).read_text().splitlines()
+        header, *rows = (home / folder / "metrics" / name).read_text().splitlines()
         places = [header.split(",").index(each) for each in wanted]
         return [[float(row.split(",")[place]) for place in places] for row in rows]
 
@@ -132,7 +139,70 @@ def test_sites_that_are_always_there_train_as_in_simulation(tmp_path: Path) -> N
         ("DiLoCo.csv", ("step", "train_loss", "examples_trained")),
         ("DiLoCo.validation.csv", ("step", "judged_loss")),
     ):
-        for real, virtual in zip(
-            columns("out2", name, *wanted), columns("simulated", name, *wanted), strict=True
+        for found, expected in zip(
+            columns(real, name, *wanted), columns(simulated, name, *wanted), strict=True
         ):
-            assert real == pytest.approx(virtual, rel=1e-4)
+            assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_sites_that_are_always_there_train_as_in_simulation(tmp_path: Path) -> None:
+    """The same losses to 1e-4, by step and by evaluation, and the same bytes."""
+    assert drive(tmp_path, WHOLE, EXPERIMENT.replace("STEPS", "20"))[0] == "[0, 0, 0]"
+
+    check_losses(tmp_path, "out2", "simulated")
+
+
+SHARED = """
+sites = [shared_site(number) for number in range(2)]
+print([os.waitpid(pid, 0)[1] for site in sites for pid in site])
+os.kill(at, signal.SIGINT)
+os.waitpid(at, 0)
+from exogym_core.app.cli import main
+text = open("real.yaml").read()
+open("virtual.yaml", "w").write(re.sub(", averaging_timeout.*}", "}", text))
+main(["compare", "virtual.yaml", "--out", "simulated"])
+"""
+
+SHARED_EXPERIMENT = EXPERIMENT.replace("count: 3", "count: 4").replace(
+    "H: 5,", "H: 5, ranks_per_worker: 2, sharding: FULL_SHARD,"
+)
+
+
+def test_sites_of_two_processes_train_as_simulated_ones(tmp_path: Path) -> None:
+    """Sharded: rows and evaluations of all four come to both folders, and the judged model is put together there."""
+    experiment = SHARED_EXPERIMENT.replace("STEPS", "20").replace("every: 50", "every: 10")
+    assert drive(tmp_path, SHARED, experiment, 2)[0] == "[0, 0, 0, 0]"
+    check_losses(tmp_path, "out0", "simulated")
+    for name in ("DiLoCo.csv", "DiLoCo.validation.csv"):
+        texts = [(tmp_path / f"out{number}" / "metrics" / name).read_text() for number in range(2)]
+        assert texts[0] == texts[1]
+
+
+SHARED_DISTURBED = """
+sites = [shared_site(0), shared_site(1)]
+seen("site0-0", "step [0-9]+ of")
+time.sleep(0.5)
+os.kill(sites[1][1], signal.SIGKILL)
+os.kill(sites[1][0], signal.SIGTERM)
+seen("rendezvous", "without site 1")
+print(os.waitpid(sites[1][1], 0)[1], os.waitpid(sites[1][0], 0)[1] >> 8)
+sites[1] = shared_site(1, "--resume", "out1")
+seen("rendezvous", "site 1 has come[^$]*site 1 has come")
+print([os.waitpid(pid, 0)[1] for site in sites for pid in site])
+os.kill(at, signal.SIGINT)
+os.waitpid(at, 0)
+"""
+
+
+def test_a_site_of_two_processes_that_was_killed_resumes_from_its_own_disk(tmp_path: Path) -> None:
+    """One of its processes is killed, and torchrun ends the other; the folder of the site holds the whole run then."""
+    experiment = SHARED_EXPERIMENT.replace("STEPS", "400").replace("every: 50", "every: 150")
+    assert drive(tmp_path, SHARED_DISTURBED, experiment, 2) == ["9 143", "[0, 0, 0, 0]"]
+    for name in ("DiLoCo.csv", "DiLoCo.validation.csv"):
+        texts = [(tmp_path / f"out{number}" / "metrics" / name).read_text() for number in range(2)]
+        assert texts[0] == texts[1]
+    assert len((tmp_path / "out1" / "metrics" / "DiLoCo.csv").read_text().splitlines()) == 1 + 400
+    (summary,) = json.loads((tmp_path / "out1" / "summary.json").read_text())
+    assert {2, 3} <= {gone["rank"] for gone in summary["dropped_peers"]}
+    last = tmp_path / "out1" / "checkpoints" / "DiLoCo" / "step-00000400"
+    assert {f"rank-000{rank}.json" for rank in (2, 3)} <= {path.name for path in last.iterdir()}

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import hmac
 import math
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -23,7 +22,7 @@ from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
 from exogym_core.communicator.handle import Traffic
-from exogym_core.meeting_place import MeetingPlace
+from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
 from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError
@@ -140,7 +139,7 @@ class SiteCommunicator(ElasticCommunicator):
             about: Any = {"run": name, "resumed": resumed, "patience_seconds": patience_seconds}
             return SiteLink(place.address, secret, site, lane=lane, **about)
 
-        if processes is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if processes is None and processes_of_site() > 1:
             processes = GlooCommunicator.from_environment()
         if processes is None or processes.world_size == 1:
             return cls(link(place.site), secret, on_mark)

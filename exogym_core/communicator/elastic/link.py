@@ -147,15 +147,15 @@ class SiteLink:
 
     # --- rows and pulses ------------------------------------------------------------------------------------
 
-    def mark(self, row: Mapping[str, Any]) -> None:
-        """Tell all who watch of a row; returns at once."""
+    def mark(self, rank: int, row: Mapping[str, Any]) -> None:
+        """Tell all who watch of a row of a rank of this site; returns at once."""
         with self._lock:
-            text = {"site": self.site, "session": self.session, "number": len(self._rows), "row": row}
+            text = {"rank": rank, "session": self.session, "number": len(self._rows), "row": row}
             self._rows.append(json.dumps(text))
             self._pulse |= {name: row[name] for name in ("step", "round") if name in row}
 
     def watch(self, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
-        """Have `on_row(site, row)` called, in the link's thread, for all rows of the run but this process's."""
+        """Have `on_row(rank, row)` called, in the link's thread, for all rows of the run but this process's."""
         self._on_row = on_row
         self.tell("watch")
 
@@ -284,7 +284,7 @@ class SiteLink:
                 continue
             if known["number"] >= self._num_seen[known["session"]]:
                 self._num_seen[known["session"]] = known["number"] + 1
-                self._on_row(known["site"], known["row"])
+                self._on_row(known["rank"], known["row"])
 
     def close(self) -> None:
         """Leave, without a word."""

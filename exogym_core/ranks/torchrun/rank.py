@@ -87,7 +87,7 @@ class JoinedRank:
         self._before = RandomStates.of_process()
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:
-            self.comm = GlooCommunicator.connect(rendezvous, self._mark)
+            self.comm = GlooCommunicator.connect(rendezvous, self.mark)
             opened.callback(self.comm.close)
             self.beside = opened.enter_context(SideChannel(rendezvous, self.on_row))
             grace = _GRACE_SECONDS if rendezvous.rank == 0 else _SHORT_GRACE_SECONDS
@@ -113,7 +113,8 @@ class JoinedRank:
         if explained is not error and explained is not None:
             raise explained from None
 
-    def _mark(self, row: Mapping[str, Any]) -> None:
+    def mark(self, row: Mapping[str, Any]) -> None:
+        """Have rank 0 take in a row, soon."""
         self.beside.mark({**row, **self.facts_at_checkpoint()} if "checkpoint" in row else row)
 
     def _tell_lost(self, number: int) -> None:
