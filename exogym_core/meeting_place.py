@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from exogym_core.frames import parse_address
 from netsim.files.errors import InputError
 
-__all__ = ["MeetingPlace", "is_at_rendezvous", "processes_of_site"]
+__all__ = ["SERVICE", "MeetingPlace", "is_at_rendezvous", "parse_address", "processes_of_site"]
+
+SERVICE = "netgym rendezvous"
+"""What who connects there expects to find."""
 
 _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
 
@@ -48,3 +50,18 @@ class MeetingPlace(NamedTuple):
             raise InputError(f"environment: {_SITE}={site!r} is no number of a site: write 0, 1, ...")
         where = parse_address(address, f"environment: {_RENDEZVOUS}")
         return cls(where, int(site) if site else None, os.environ.get(_RUN, ""))
+
+
+def parse_address(text: str, where: str) -> tuple[str, int]:
+    """Host and port of "host:port"; `where` begins the line of what is refused.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> parse_address("[::1]:29400", "here")
+    ('::1', 29400)
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"{where}: {text!r} is no address: write HOST:PORT, such as 10.0.0.1:29400")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -19,11 +19,11 @@ from click.testing import CliRunner
 
 from netsim import Topology
 from netsim.files.errors import InputError, NetsimError
+from netsim.files.signed import PeerError, StrangerError
 from netsim.probe import survey as surveying
-from netsim.probe.channel import PeerError, StrangerError, answer, connect
 from netsim.probe.gloo import free_port
 from netsim.probe.station import Station
-from netsim.probe.streams import KernelFacts, goodput
+from netsim.probe.streams import KernelFacts, call, goodput
 from netsim.probe.survey import Asked, Found, Limit, WayFound, survey
 from netsim.probe.written import written
 from netsim.tools.cli import cli
@@ -94,47 +94,11 @@ def test_nobody_is_let_in_without_the_secret() -> None:
         with pytest.raises(
             StrangerError, match=rf"^a \({HERE}:\d+\): has another secret: give both the same"
         ):
-            connect(where["a"], b"another secret of some length", "a", 5.0)
+            call(where["a"], b"another secret of some length", "a", 5.0)
         with pytest.raises(PeerError, match="did not come within 0 s; connections refused: 1, the last"):
             station.follow(["a"], 0.3, print)
-        channel = connect(where["a"], SECRET, "a", 5.0)
+        channel = call(where["a"], SECRET, "a", 5.0)
         channel.close()
-
-
-def test_a_changed_message_and_a_repeated_one_are_refused(listener: socket.socket) -> None:
-    ends: list[Any] = []
-    thread = threading.Thread(target=lambda: ends.append(answer(listener.accept()[0], SECRET)))
-    thread.start()
-    caller = connect(listener.getsockname(), SECRET, "b", 5.0)
-    thread.join()
-    (called,) = ends
-    caller.send(do="this")
-    caller._numbers[0] = 0
-    caller.send(do="this")
-    assert called.receive(5.0) == {"do": "this"}
-    with pytest.raises(StrangerError, match="changed on its way"):
-        called.receive(5.0)
-    called.socket.sendall(b"\xff" * 8)
-    with pytest.raises(StrangerError, match=r"4,294,967,295 bytes for a message"):
-        caller.receive(5.0)
-    caller.close()
-    with pytest.raises(PeerError, match="the connection was lost"):
-        called.receive(5.0)
-    called.close()
-
-
-def test_what_listens_there_may_be_something_else(listener: socket.socket) -> None:
-    def serve() -> None:
-        opened, _ = listener.accept()
-        opened.recv(100)
-        opened.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        opened.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with pytest.raises(PeerError, match="no netsim probe, or one of another version"):
-        connect(listener.getsockname(), SECRET, "b", 5.0)
-    thread.join()
 
 
 def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.socket) -> None:

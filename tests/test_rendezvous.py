@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +13,6 @@ from torch import nn
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.communicator.elastic.link import SiteLink
-from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
 from exogym_core.ranks.rendezvous.service import Meeting
 from exogym_core.training.optimizer import DiLoCoOptimizer
 from netsim.files.errors import InputError, RankError
@@ -254,43 +253,19 @@ def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
 def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
     lines: list[str] = []
     with meeting(say=lines.append) as at:
-        with pytest.raises(InputError, match="it has another secret; give it and all sites the same"):
+        with pytest.raises(InputError, match=r"rendezvous 127.*: has another secret: give both the same"):
             site(at, 0, b"another one altogether")
         with socket.create_connection(at.address) as stranger:
             stranger.sendall(b"x" * 200)
             stranger.settimeout(10)
             got = b""
-            while part := stranger.recv(1000):
-                got += part
-        assert len(got) < 100  # a greeting, a number and a refusal
+            with suppress(ConnectionResetError):  # what it has sent was not even read
+                while part := stranger.recv(1000):
+                    got += part
+        assert got == b""
         with site(at, 0) as comm:
             assert (comm.rank, comm.world_size) == (0, 3)
     assert sum("was refused" in line for line in lines) == 2
-
-
-def test_messages_that_are_changed_or_repeated_on_the_way_end_the_connection() -> None:
-    ours, theirs = socket.socketpair()
-    ends: list[Any] = together(lambda: Frames(ours, SECRET, False), lambda: Frames(theirs, SECRET, True))
-    client, server = ends
-    client.send({"a": 1})
-    assert server.receive() == {"a": 1}
-    client.send({"a": 2})
-    raw = theirs.recv(1000)
-    ours.sendall(raw)  # once as it was
-    ours.sendall(raw)  # and once more
-    assert server.receive() == {"a": 2}
-    with pytest.raises(FramesEndedError, match="changed on its way"):
-        server.receive()
-    client.close()
-    server.close()
-
-
-def test_what_listens_must_be_a_rendezvous() -> None:
-    ours, theirs = socket.socketpair()
-    theirs.sendall(b"HTTP/1.1 200 OK and much more of that kind")
-    with pytest.raises(RefusedPeerError, match="no netgym rendezvous"):
-        Frames(ours, SECRET, False)
-    theirs.close()
 
 
 def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
@@ -310,7 +285,7 @@ def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
 def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
-    with pytest.raises(RankError, match=r"cannot be reached .*start it there with netgym rendezvous"):
+    with pytest.raises(RankError, match=r"cannot be reached: .*start it there with netgym rendezvous"):
         SiteLink(address, SECRET, 0, patience_seconds=0.0)
 
 

@@ -8,7 +8,7 @@ import time
 import click
 
 from exogym_core.app.common_options import debug_flag, plain_json
-from exogym_core.frames import parse_address
+from exogym_core.meeting_place import parse_address
 from exogym_core.names import visible_text
 from exogym_core.ranks.rendezvous.service import Meeting
 from exogym_core.secret import shared_secret

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
-from netsim.probe.channel import PeerError
+from netsim.files.signed import PeerError
 
 __all__ = ["GlooTiming", "free_port", "interface_of"]
 

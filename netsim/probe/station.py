@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from netsim.files.errors import InputError
-from netsim.probe.channel import PeerError, Place, SignedChannel, StrangerError, answer
+from netsim.files.signed import PeerError, Place, SignedChannel, StrangerError, answer
 from netsim.probe.gloo import GlooTiming, free_port
-from netsim.probe.streams import Arrivals, drain, echo, goodput, ping, send
+from netsim.probe.streams import SERVICE, Arrivals, drain, echo, goodput, ping, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class Station:
     def _welcome(self, opened: socket.socket) -> None:
         is_kept = False
         try:
-            channel = answer(opened, self._secret)
+            channel = answer(opened, self._secret, SERVICE)
             hello = channel.receive(10.0)
             if hello["role"] == "control":
                 is_kept = True

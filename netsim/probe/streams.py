@@ -12,12 +12,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.probe.channel import PeerError, Place, SignedChannel, connect
+from netsim.files.signed import PeerError, Place, SignedChannel, connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Arrivals", "KernelFacts", "drain", "echo", "goodput", "ping", "send"]
+__all__ = ["SERVICE", "Arrivals", "KernelFacts", "call", "drain", "echo", "goodput", "ping", "send"]
+
+SERVICE = "netsim probe"
+"""What hosts of a probe expect to find at each other."""
 
 _BLOCK = os.urandom(1 << 18)  # nothing on the way can compress it
 _UNSENT_BYTES = 1 << 17  # kept in the sending kernel beyond what is on its way
@@ -159,6 +162,11 @@ def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:
         arrivals.changed.notify_all()
 
 
+def call(place: Place, secret: bytes, name: str, seconds: float) -> SignedChannel:
+    """A channel to a host of the probe; raises as `netsim.files.signed.connect` does."""
+    return connect(place, secret, SERVICE, f"{name} ({place[0]}:{place[1]})", seconds)
+
+
 def send(
     targets: Sequence[tuple[str, Place, str, int]], secret: bytes, seconds: float, most_bytes: int
 ) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def send(
     try:
         for name, place, number, num_streams in targets:
             for _ in range(num_streams):
-                channels.append(connect(place, secret, name, 15.0))
+                channels.append(call(place, secret, name, 15.0))
                 channels[-1].send(role="data", id=number, seconds=seconds)
         go, ends = threading.Event(), list[KernelFacts]()
         share = most_bytes // len(channels)
@@ -240,7 +248,7 @@ def ping(place: Place, secret: bytes, name: str) -> float:
     """The least round trip in seconds: of some connections' handshakes (Linux), and of single bytes there and back."""
     trips = []
     for _ in range(_NUM_CONNECTIONS):
-        channel = connect(place, secret, name, 15.0)
+        channel = call(place, secret, name, 15.0)
         try:
             channel.send(role="echo")
             opened = channel.socket

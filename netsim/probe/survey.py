@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.probe.channel import PeerError, Place, SignedChannel, connect
+from netsim.files.signed import PeerError, Place, SignedChannel
+from netsim.probe.streams import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +156,7 @@ class _Lead:
         for name, place in self._places.items():
             while True:
                 try:
-                    channel = connect(place, self._secret, name, 5.0)
+                    channel = call(place, self._secret, name, 5.0)
                     break
                 except PeerError as error:
                     late = time.monotonic() > deadline

@@ -12,8 +12,8 @@ import click
 
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.secret import shared_secret
+from netsim.files.signed import PeerError, Place
 from netsim.files.units import format_bytes, format_seconds, parse_bytes, shown
-from netsim.probe.channel import PeerError, Place
 from netsim.probe.station import Station
 from netsim.probe.survey import Asked, survey
 from netsim.probe.written import written

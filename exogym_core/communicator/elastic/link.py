@@ -14,18 +14,22 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
+from exogym_core.meeting_place import SERVICE
 from exogym_core.names import visible
 from netsim.files.errors import InputError, RankError
+from netsim.files.signed import PeerError, StrangerError, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from netsim.files.signed import SignedChannel
 
 __all__ = ["SiteLink"]
 
 _SECONDS_BETWEEN_PULSES = 0.5
 _SECONDS_BETWEEN_ROWS = 0.1
 _SECONDS_BETWEEN_TRIES = 0.5
+_SECONDS_TO_CONNECT = 5.0
 
 
 class _Question:
@@ -94,7 +98,7 @@ class SiteLink:
         self._lock, self._sending = threading.RLock(), threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
         self._failure: Exception | None = None
-        self._frames = self._connected(time.monotonic() + patience_seconds)
+        self._channel = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
         for body, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
             threading.Thread(target=body, name=name, daemon=True).start()
@@ -102,7 +106,7 @@ class SiteLink:
     @property
     def address(self) -> str:
         """This machine's address on the network of the rendezvous."""
-        return self._frames.address
+        return self._channel.address
 
     # --- asking and telling ---------------------------------------------------------------------------------
 
@@ -142,8 +146,8 @@ class SiteLink:
             self._remembered |= about
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(FramesEndedError):
-            self._frames.send(message)
+        with contextlib.suppress(PeerError):
+            self._channel.send(**message)
 
     # --- rows and pulses ------------------------------------------------------------------------------------
 
@@ -187,71 +191,72 @@ class SiteLink:
 
     # --- the connection -------------------------------------------------------------------------------------
 
-    def _connected(self, until: float) -> Frames:
+    def _connected(self, until: float) -> SignedChannel:
         """A connection at which this process is known.
 
         Raises:
             InputError: refused.
             RankError: nobody is there until then.
         """
-        host, port = self._address
+        where = f"rendezvous {visible(self._address[0])}:{self._address[1]}"
         is_told = False
         while True:
             try:
-                frames = Frames.connect(self._address, self._secret)
-                with self._lock:
-                    hello = {
-                        "session": self.session,
-                        "site": self.site,
-                        "lane": self.lane,
-                        "run": self.run,
-                        "where": self.where,
-                    }
-                    frames.send({**hello, **self._remembered})
-                welcome = frames.receive()
+                channel, welcome = self._welcomed(where)
                 break
-            except RefusedPeerError as error:
-                raise InputError(
-                    f"rendezvous {visible(host)}:{port}: {error}; give it and all sites the same NETGYM_SECRET, or the "
-                    "file of NETGYM_SECRET_FILE"
-                ) from None
-            except (OSError, FramesEndedError) as error:
+            except StrangerError as error:
+                raise InputError(visible(error, 300)) from None
+            except PeerError as error:
+                told = visible(error, 200)
                 if time.monotonic() >= until or self._ended.is_set():
                     raise RankError(
-                        f"rendezvous {visible(host)}:{port}: cannot be reached ({visible(error, 200)}): start it there "
-                        "with netgym rendezvous, and see that no firewall is between",
+                        f"{told}: start it there with netgym rendezvous, and see that no firewall is between",
                         self.site or 0,
                     ) from None
                 if not is_told:
                     is_told = True
-                    print(
-                        f"rendezvous {visible(host)}:{port}: not there ({visible(error, 200)}); trying again",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    print(f"{told}; trying again", file=sys.stderr, flush=True)
                 self._ended.wait(_SECONDS_BETWEEN_TRIES)
         if "refused" in welcome:
-            frames.close()
-            raise InputError(f"rendezvous {visible(host)}:{port}: {visible(welcome['refused'], 300)}")
+            channel.close()
+            raise InputError(f"{where}: {visible(welcome['refused'], 300)}")
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
         self._num_rows_known = int(welcome["num_rows"])
-        return frames
+        return channel
+
+    def _welcomed(self, where: str) -> tuple[SignedChannel, Mapping[str, Any]]:
+        """A connection, and what is said there to this process."""
+        channel = connect(self._address, self._secret, SERVICE, where, _SECONDS_TO_CONNECT)
+        with self._lock:
+            hello = {
+                "session": self.session,
+                "site": self.site,
+                "lane": self.lane,
+                "run": self.run,
+                "where": self.where,
+            } | self._remembered
+        try:
+            channel.send(**hello)
+            return channel, channel.receive(_SECONDS_TO_CONNECT)
+        except PeerError:
+            channel.close()
+            raise
 
     def _listen(self) -> None:
         while True:
             try:
                 while True:
-                    self._take(self._frames.receive())
-            except FramesEndedError:
+                    self._take(self._channel.receive())
+            except PeerError:
                 pass
-            self._frames.close()
+            self._channel.close()
             if self._ended.is_set():
                 return
             self._is_up.clear()
             try:
                 found = self._connected(time.monotonic() + self._patience_seconds)
                 with self._sending:
-                    self._frames, self._num_rows_sent = found, self._num_rows_known
+                    self._channel, self._num_rows_sent = found, self._num_rows_known
             except Exception as error:
                 self._failure = error
                 return
@@ -289,4 +294,4 @@ class SiteLink:
     def close(self) -> None:
         """Leave, without a word."""
         self._ended.set()
-        self._frames.close()
+        self._channel.close()

@@ -18,17 +18,22 @@ from collections import Counter
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Self
 
-from exogym_core.frames import Frames, FramesEndedError, RefusedPeerError
+from exogym_core.meeting_place import SERVICE
 from exogym_core.names import visible
 from exogym_core.ranks.rendezvous.roster import Roster
 from netsim.files.errors import InputError
+from netsim.files.signed import PeerError, StrangerError, answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from netsim.files.signed import SignedChannel
+
 __all__ = ["Meeting"]
 
 _SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_TO_READ = 2.0  # for a site whose connection is full; others wait meanwhile
+_SECONDS_TO_HELLO = 10.0
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
 _MOST_KEYS = 20_000
 _ROWS_AT_ONCE = 500
@@ -134,7 +139,7 @@ class _SitesOfRun:
 
     def __init__(self, name: str, num_sites: int, say: Callable[[str], None]) -> None:
         self.name, self.num_sites = name, num_sites
-        self.connections: dict[tuple[int, int], Frames] = {}  # of a site's lanes
+        self.connections: dict[tuple[int, int], SignedChannel] = {}  # of a site's lanes
         self._sessions: dict[tuple[int, int], str] = {}
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
@@ -149,7 +154,7 @@ class _SitesOfRun:
             info.is_connected and not info.has_ended for info in sites
         )
 
-    def welcome(self, frames: Frames, hello: Mapping[str, Any], now: float) -> tuple[int, int]:
+    def welcome(self, channel: SignedChannel, hello: Mapping[str, Any], now: float) -> tuple[int, int]:
         """A process comes; returns its site and lane.
 
         Raises:
@@ -171,14 +176,14 @@ class _SitesOfRun:
         earlier = self.connections.pop(who, None)
         if earlier is not None:
             earlier.close()
-        self.connections[who], self._sessions[who] = frames, session
+        self.connections[who], self._sessions[who] = channel, session
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
-        frames.send({"site": site, "num_sites": self.num_sites, **about})
+        channel.send(site=site, num_sites=self.num_sites, **about)
         return who
 
-    def leave(self, who: tuple[int, int], frames: Frames, now: float) -> None:
+    def leave(self, who: tuple[int, int], channel: SignedChannel, now: float) -> None:
         """A connection has ended."""
-        if self.connections.get(who) is not frames:
+        if self.connections.get(who) is not channel:
             return
         del self.connections[who]
         self._watching.pop(who, None)
@@ -186,12 +191,12 @@ class _SitesOfRun:
         if who[1] == 0:
             self.roster.depart(who[0], self._sessions[who], now)
 
-    def silent(self, now: float, seconds: float) -> list[Frames]:
+    def silent(self, now: float, seconds: float) -> list[SignedChannel]:
         """Connections of sites that have not been heard of for so long."""
         found = []
         for site, info in self.roster.sites.items():
             if info.is_connected and now > info.heard + seconds:
-                found += [frames for who, frames in self.connections.items() if who[0] == site]
+                found += [channel for who, channel in self.connections.items() if who[0] == site]
                 self._say(f"site {site} has been silent for {seconds:g} s: {info.where}")
         return found
 
@@ -269,15 +274,15 @@ class _SitesOfRun:
             self._notes.forget(str(message["group"]))
 
     def _send(self, who: tuple[int, int], message: Mapping[str, Any]) -> None:
-        frames = self.connections.get(who)
-        if frames is not None:
-            with contextlib.suppress(FramesEndedError):
-                frames.send(message)
+        channel = self.connections.get(who)
+        if channel is not None:
+            with contextlib.suppress(PeerError):
+                channel.send(**message)
 
     def close(self) -> None:
         """Nobody is let stay."""
-        for frames in self.connections.values():
-            frames.close()
+        for channel in self.connections.values():
+            channel.close()
         self._rows.close()
 
 
@@ -352,7 +357,7 @@ class Meeting:
     def _accept(self) -> None:
         while not self._ended.is_set():
             try:
-                connection, peer = self._listener.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
             with self._lock:
@@ -360,45 +365,46 @@ class Meeting:
                     connection.close()
                     continue
                 self._num_greeted += 1
-            threading.Thread(target=self._greet, args=(connection, str(peer[0])), daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
-    def _greet(self, connection: socket.socket, peer: str) -> None:
-        frames = None
+    def _greet(self, connection: socket.socket) -> None:
+        channel = None
         try:
-            frames = Frames(connection, self._secret, is_server=True)
-        except RefusedPeerError as error:
-            self._say(f"somebody at {visible(peer, 60)} was refused: {error}")
-        except FramesEndedError:
+            channel = answer(connection, self._secret, SERVICE)
+            channel.give_up_sending_after(_SECONDS_TO_READ)
+        except StrangerError as error:
+            self._say(f"somebody was refused: {visible(error, 200)}")
+        except PeerError:
             pass
         finally:
             with self._lock:
                 self._num_greeted -= 1
-        if frames is not None:
-            self._listen(frames)
+        if channel is not None:
+            self._listen(channel)
 
-    def _listen(self, frames: Frames) -> None:
+    def _listen(self, channel: SignedChannel) -> None:
         run, who = None, None
         try:
-            hello = frames.receive()
+            hello = channel.receive(_SECONDS_TO_HELLO)
             with self._lock:
                 run = self._run_named(str(hello["run"]))
                 try:
-                    who = run.welcome(frames, hello, time.monotonic())
+                    who = run.welcome(channel, hello, time.monotonic())
                 except ValueError as error:
-                    frames.send({"refused": str(error)})
+                    channel.send(refused=str(error))
             while who is not None:
-                message = frames.receive()
+                message = channel.receive()
                 with self._lock:
                     run.take(who, message, time.monotonic())
-        except FramesEndedError:
+        except PeerError:
             pass
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # somebody of other making
             self._say(f"a message was not understood ({type(error).__name__}: {visible(error, 200)})")
         finally:
-            frames.close()
+            channel.close()
             with self._lock:
                 if run is not None and who is not None:
-                    run.leave(who, frames, time.monotonic())
+                    run.leave(who, channel, time.monotonic())
 
     def _run_named(self, name: str) -> _SitesOfRun:
         run = self._runs.get(name)
@@ -425,5 +431,5 @@ class Meeting:
                 for run in self._runs.values():
                     silent += run.silent(now, self._silent_seconds)
                     run.roster.look(now)
-            for frames in silent:
-                frames.close()  # its own thread tells that it is lost
+            for channel in silent:
+                channel.close()  # its own thread tells that it is lost

@@ -1,0 +1,270 @@
+"""Signed channels: who is let in, and what becomes of those who send anything but what they should."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netsim.files import signed
+from netsim.files.signed import PeerError, SignedChannel, StrangerError, answer, connect, greet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECRET = b"known to these tests"
+SERVICE = "a test"
+
+
+def side_by_side(*bodies: Callable[[], Any]) -> list[Any]:
+    """What each of these gives, or raises, all at the same time."""
+    found: list[Any] = [None] * len(bodies)
+
+    def run(place: int) -> None:
+        try:
+            found[place] = bodies[place]()
+        except Exception as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+@contextmanager
+def channels() -> Iterator[tuple[SignedChannel, SignedChannel]]:
+    """Who has connected, and who has answered."""
+    ours, theirs = socket.socketpair()
+    caller, called = side_by_side(
+        lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer(theirs, SECRET, SERVICE)
+    )
+    with ours, theirs:
+        yield caller, called
+
+
+def answered(*parts: bytes, secret: bytes = SECRET) -> tuple[Exception, bytes]:
+    """What the listening end raises for who sends this, and what that one gets to read."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for part in parts:
+            ours.sendall(part)
+        ours.shutdown(socket.SHUT_WR)
+        (raised,) = side_by_side(lambda: answer(theirs, secret, SERVICE))
+        got = b""
+        with suppress(ConnectionResetError):  # what was sent has not even been read
+            while part := ours.recv(1000):
+                got += part
+    return raised, got
+
+
+def test_messages_go_both_ways_in_order() -> None:
+    with channels() as (caller, called):
+        for number in range(3):
+            caller.send(number=number)
+            called.send(back=[number, None, "x"])
+        assert [called.receive(5.0) for _ in range(3)] == [{"number": number} for number in range(3)]
+        assert [caller.receive() for _ in range(3)] == [{"back": [number, None, "x"]} for number in range(3)]
+
+
+def test_several_threads_may_send_at_once() -> None:
+    with channels() as (caller, called):
+        bodies = [lambda: [caller.send(text="x" * 5000) for _ in range(50)] for _ in range(4)]
+        *_, got = side_by_side(*bodies, lambda: [called.receive(10.0) for _ in range(200)])
+        assert got == [{"text": "x" * 5000}] * 200
+
+
+@pytest.mark.parametrize(
+    ("knows", "serves", "told"),
+    [
+        (b"another one", SERVICE, "has another secret"),
+        (SECRET, "another test", "is no a test, or one of another version"),
+    ],
+)
+def test_both_ends_refuse_each_other(knows: bytes, serves: str, told: str) -> None:
+    ours, theirs = socket.socketpair()
+    caller, called = side_by_side(
+        lambda: greet(ours, knows, serves, "b"), lambda: answer(theirs, SECRET, SERVICE)
+    )
+    assert isinstance(called, StrangerError)
+    assert told in str(called)
+    assert isinstance(caller, PeerError)  # a stranger where it learns of it, else gone
+    assert str(caller).startswith("b: ")
+    assert (ours.fileno(), theirs.fileno()) == (-1, -1)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_and_told_nothing(garbage: bytes) -> None:
+    raised, got = answered(garbage)
+    assert isinstance(raised, PeerError)
+    assert got == b""
+
+
+def test_who_speaks_rightly_but_cannot_show_the_secret_learns_one_letter() -> None:
+    """A number and a proof made up: the listener gives its own number and a refusal, and proves nothing itself."""
+    raised, got = answered(signed._greeting(SERVICE) + b"1" * 32, b"2" * 32)
+    assert isinstance(raised, StrangerError)
+    assert got == signed._greeting(SERVICE) + got[-33:-1] + b"n"
+
+
+def test_what_was_said_on_one_connection_is_worth_nothing_on_another() -> None:
+    """All that a caller once sent, its messages too, is sent again to the same listener by somebody who has read it."""
+    ours, theirs = socket.socketpair()
+    there, here = socket.socketpair()
+    heard = bytearray()
+
+    def carry(source: socket.socket, target: socket.socket, keep: bool) -> None:
+        with suppress(OSError):
+            while part := source.recv(1000):
+                if keep:
+                    heard.extend(part)
+                target.sendall(part)
+
+    for source, target, keep in ((theirs, there, True), (there, theirs, False)):
+        threading.Thread(target=carry, args=(source, target, keep), daemon=True).start()
+    caller, called = side_by_side(
+        lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer(here, SECRET, SERVICE)
+    )
+    caller.send(do="pay")
+    assert called.receive(5.0) == {"do": "pay"}
+    for each in (ours, theirs, there, here):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+    raised, _ = answered(bytes(heard))
+    assert isinstance(raised, StrangerError)
+    assert "another secret" in str(raised)
+
+
+def raw_message(caller: SignedChannel) -> bytes:
+    """The bytes of the next message of a channel, which stay on it as if they had never been sent."""
+    ours, theirs = socket.socketpair()
+    before, caller.socket = caller.socket, ours
+    caller.send(do="this")
+    caller.socket = before
+    with ours, theirs:
+        return theirs.recv(1000)
+
+
+@given(st.data())
+def test_a_changed_bit_is_noticed(data: st.DataObject) -> None:
+    with channels() as (caller, called):
+        raw = bytearray(raw_message(caller))
+        bit = data.draw(st.integers(8 * 4, 8 * len(raw) - 1))  # behind the length
+        raw[bit // 8] ^= 1 << bit % 8
+        caller.socket.sendall(raw)
+        with pytest.raises(StrangerError, match="changed on its way"):
+            called.receive(5.0)
+
+
+@pytest.mark.parametrize("kind", ["twice", "left out", "sent back"])
+def test_messages_are_counted_one_way_each(kind: str) -> None:
+    with channels() as (caller, called):
+        raw = raw_message(caller)
+        if kind == "left out":
+            caller.send(do="that")
+        elif kind == "twice":
+            caller.socket.sendall(raw)
+            assert called.receive(5.0) == {"do": "this"}
+            caller.socket.sendall(raw)
+        else:
+            called.socket.sendall(raw)
+        with pytest.raises(StrangerError, match="changed on its way"):
+            (caller if kind == "sent back" else called).receive(5.0)
+
+
+def test_a_message_of_any_length_is_not_waited_for() -> None:
+    """Four bytes that nobody has signed must not make a process read, or set aside, gigabytes."""
+    with channels() as (caller, called):
+        caller.socket.sendall(struct.pack("!I", 0xFFFFFFFF) + b"\0" * 32)
+        with pytest.raises(StrangerError, match=r"^who connected: sent 4,294,967,295 bytes for a message"):
+            called.receive(5.0)
+
+
+class Trickling(socket.socket):
+    """A connection on which there is always one more byte, and a second passes until it is read."""
+
+    seconds = 0.0
+
+    def recv(self, most: int, flags: int = 0) -> bytes:
+        type(self).seconds += 1.0
+        return b"a"
+
+
+def test_who_sends_a_byte_now_and_then_does_not_hold_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is for all of a greeting, or of a message, however steadily its bytes come."""
+    monkeypatch.setattr(signed, "time", SimpleNamespace(monotonic=lambda: Trickling.seconds))
+    ours, theirs = socket.socketpair()
+    slow = Trickling(fileno=theirs.detach())
+    with ours, slow:
+        ours.sendall(b"a")  # so that there is something to read
+        channel = SignedChannel(slow, "b", (b"", b""))
+        with pytest.raises(PeerError, match=r"^b: said nothing for 10 s$"):
+            channel.receive(10.0)
+        assert Trickling.seconds == 10.0
+        monkeypatch.setattr(signed, "_greeting", lambda service: b"a" * 50)
+        with pytest.raises(PeerError, match="left before showing that it knows the secret"):
+            answer(slow, SECRET, SERVICE)
+        assert Trickling.seconds == 10.0 + signed._GREETING_SECONDS
+
+
+def test_nothing_for_too_long() -> None:
+    with channels() as (caller, called):
+        caller.socket.sendall(b"\0\0")
+        with pytest.raises(PeerError, match=r"^who connected: said nothing for 0 s$"):
+            called.receive(0.01)
+
+
+def test_who_does_not_read_holds_up_nobody() -> None:
+    with channels() as (caller, called):
+        called.give_up_sending_after(0.05)
+        with pytest.raises(PeerError, match="the connection was lost"):
+            [called.send(text="x" * 100_000) for _ in range(200)]
+        with pytest.raises(PeerError, match="the connection was lost"):  # it has ended for both
+            [caller.receive(5.0) for _ in range(200)]
+
+
+def test_an_end_that_has_gone() -> None:
+    with channels() as (caller, called):
+        (got, _) = side_by_side(caller.receive, called.close)  # who waits hears of it
+        assert isinstance(got, PeerError)
+        with pytest.raises(PeerError, match=r"^b: the connection was lost"):
+            [caller.send(do="this") for _ in range(2)]
+
+
+def test_what_listens_may_be_something_else_or_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
+
+        def serve() -> None:
+            opened, _ = listener.accept()
+            opened.recv(100)
+            opened.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            opened.close()
+
+        raised, _ = side_by_side(lambda: connect(place, SECRET, SERVICE, "b", 5.0), serve)
+    assert isinstance(raised, StrangerError)
+    assert str(raised) == "b: what listens there is no a test, or one of another version"
+    with pytest.raises(PeerError, match=r"^b: cannot be reached: Connection refused$"):
+        connect(place, SECRET, SERVICE, "b", 5.0)
+
+
+def test_the_wire_format_is_what_it_was() -> None:
+    """Programs of one version understand each other: a head of 36 bytes, then compact JSON."""
+    with channels() as (caller, _):
+        raw = raw_message(caller)
+    content = json.dumps({"do": "this"}, separators=(",", ":")).encode()
+    assert raw[:4] == struct.pack("!I", len(content))
+    assert raw[36:] == content
+    assert raw[4:36] == signed._seal(caller._sending, 0, content)
+    assert signed._greeting("netsim probe") == b"netsim probe 2\n"
