@@ -308,7 +308,7 @@ def test_processes_share_less_memory_where_the_address_space_is_limited() -> Non
         "import resource, torch\n"
         "from exogym_core.ranks.processes.arena import Arena\n"
         "resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))\n"
-        "ours = Arena(); theirs = Arena(ours.fd, upper_half=True)\n"
+        "ours = Arena(); theirs = Arena(ours.fd, region=1)\n"
         "sent = torch.arange(10_000.0)\n"
         "print(torch.equal(Arena(ours.fd).get(theirs.put(sent)), sent))\n"
     )

@@ -16,7 +16,7 @@ import torch
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks import watch
 from exogym_core.ranks.carrier import Carrier
-from exogym_core.ranks.processes import carrying
+from exogym_core.ranks.processes import homes
 from exogym_core.ranks.watch import Silence
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def test_a_stopped_process_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPat
         if found is not None:
             os.kill(int(found[1]), signal.SIGCONT)
 
-    monkeypatch.setattr(carrying, "_SECONDS_OF_SILENCE", 0.2)
-    monkeypatch.setattr(carrying.warnings, "warn", warn)
+    monkeypatch.setattr(homes, "_SECONDS_OF_SILENCE", 0.2)
+    monkeypatch.setattr(homes.warnings, "warn", warn)
 
     def body(comm: Communicator) -> float:
         comm.barrier()

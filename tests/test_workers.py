@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks import rng
-from exogym_core.ranks.processes.arena import Arena
+from exogym_core.ranks.processes.arena import Arena, blocks_in
 from exogym_core.ranks.rng import RandomStates, seed_device
 from exogym_core.ranks.spec import WorkerSpec
 from netsim.files.errors import InputError, RankError
@@ -139,7 +139,7 @@ def test_tensors_come_back_from_shared_memory(num_elements: int, dtype: torch.dt
     arena = Arena()
     tensor = (torch.arange(num_elements) % 2).to(dtype)
     ref = arena.put(tensor)
-    other_side = Arena(arena.fd, upper_half=True)
+    other_side = Arena(arena.fd, region=1)
     assert torch.equal(other_side.get(ref), tensor)
     strided = torch.stack([tensor, tensor], dim=1)[:, 0]
     assert torch.equal(other_side.get(arena.put(strided)), tensor)
@@ -149,7 +149,7 @@ def test_tensors_come_back_from_shared_memory(num_elements: int, dtype: torch.dt
 def test_freed_memory_is_used_again() -> None:
     arena = Arena()
     first = arena.put(torch.zeros(10_000))
-    arena.free([first])
+    arena.free(blocks_in([first]))
     second = arena.put(torch.ones(9_000))
     assert second.content == first.content
     assert arena.put(torch.ones(9_000)).content != second.content

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Combine", "Outcome", "accumulator_dtype", "combine", "reduce_tensors"]
+__all__ = ["Combine", "Empty", "Outcome", "accumulator_dtype", "combine", "reduce_tensors"]
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,38 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 _BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 
 
-def reduce_tensors(tensors: Sequence[Tensor], op: str) -> Tensor:
+Empty = Callable[[Sequence[int], torch.dtype], Tensor]
+"""Makes the tensor, of this shape and dtype, that a result is written into."""
+
+# Results are found piece by piece, so that what is added up stays in a processor's cache.
+_PIECE = 1 << 18
+
+
+def reduce_tensors(tensors: Sequence[Tensor], op: str, empty: Empty | None = None) -> Tensor:
     """((t0 op t1) op t2) ..., so that the bits depend on the rank order alone.
 
-    `op` is one of `sum avg product min max`, or of integers `band bor bxor`.
+    `op` is one of `sum avg product min max`, or of integers `band bor bxor`. With `empty`, the result is in what that
+    makes.
     """
+    first = tensors[0]
+    into = empty(first.shape, first.dtype) if empty is not None else None
+    if first.numel() <= _PIECE or not all(tensor.is_contiguous() and tensor.is_cpu for tensor in tensors):
+        return _reduced(tensors, op, into)
+    result = torch.empty(first.shape, dtype=first.dtype) if into is None else into
+    flat, lines = result.view(-1), [tensor.view(-1) for tensor in tensors]
+    for begin in range(0, flat.numel(), _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        _reduced([line[piece] for line in lines], op, flat[piece])
+    return result
+
+
+def _reduced(tensors: Sequence[Tensor], op: str, into: Tensor | None = None) -> Tensor:
+    """The reduction of whole tensors, in `into` if it is given."""
     dtype = tensors[0].dtype
-    result = tensors[0].to(accumulator_dtype(dtype), copy=True)
+    if into is not None and accumulator_dtype(dtype) == dtype:
+        result = into.copy_(tensors[0])
+    else:
+        result = tensors[0].to(accumulator_dtype(dtype), copy=True)
     for tensor in tensors[1:]:
         if op in ("sum", "avg"):
             result.add_(tensor)
@@ -58,10 +83,16 @@ def reduce_tensors(tensors: Sequence[Tensor], op: str) -> Tensor:
             torch.minimum(result, tensor.to(result.dtype), out=result)
         else:
             torch.maximum(result, tensor.to(result.dtype), out=result)
-    return (result.div_(len(tensors)) if op == "avg" else result).to(dtype)
+    if op == "avg":
+        result.div_(len(tensors))
+    if into is None:
+        return result.to(dtype)
+    return into if result is into else into.copy_(result)
 
 
-def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root: int) -> Outcome:
+def combine(
+    name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root: int, empty: Empty | None = None
+) -> Outcome:
     """The outcome of collective `name` over every member's input tensors, in member order.
 
     `reduce_scatter`, `scatter` (root only) and `all_to_all` take one tensor a member; the rest take one.
@@ -70,9 +101,9 @@ def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root:
     firsts = [tensors[0] for tensors in inputs if tensors]
     match name:
         case "all_reduce":
-            return Outcome(shared=(reduce_tensors(firsts, reduce_op),))
+            return Outcome(shared=(reduce_tensors(firsts, reduce_op, empty),))
         case "reduce":
-            return Outcome(own={root: (reduce_tensors(firsts, reduce_op),)})
+            return Outcome(own={root: (reduce_tensors(firsts, reduce_op, empty),)})
         case "broadcast":
             return Outcome(shared=(inputs[root][0],))
         case "all_gather":
@@ -84,7 +115,7 @@ def combine(name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root:
         case "reduce_scatter":
             parts = zip(*inputs, strict=True)
             return Outcome(
-                own={member: (reduce_tensors(part, reduce_op),) for member, part in enumerate(parts)}
+                own={member: (reduce_tensors(part, reduce_op, empty),) for member, part in enumerate(parts)}
             )
         case "all_to_all":
             return Outcome(own=dict(enumerate(zip(*inputs, strict=True))))

@@ -102,6 +102,8 @@ class _ThreadRun(Carrier):
 class _ThreadPort:
     """A rank's way to the simulation: calls in the same process, giving way where it must wait."""
 
+    copies = False
+
     def __init__(self, run: _ThreadRun, rank: int) -> None:
         self._run, self._rank, self._turns = run, rank, run.turns
         self._exchange = run.simulation.exchange
@@ -115,7 +117,13 @@ class _ThreadPort:
             self._turns.give_way_to_host(self._rank)
 
     def post(
-        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+        self,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        waits: bool = False,
     ) -> Slot:
         self._turns.check()
         return self._exchange.put(self._rank, key, ranks, member, signature, tensors)

@@ -73,10 +73,10 @@ class Profile:
     def __init__(self) -> None:
         self._open: list[Any] = []
 
-    def show(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    def show(self, backend: str, op: str, tensors: Sequence[torch.Tensor]) -> None:
         """Show a call, if somebody profiles."""
         if torch._C._autograd._profiler_enabled():
-            event = torch._C._profiler._RecordFunctionFast(name, list(tensors), {})
+            event = torch._C._profiler._RecordFunctionFast(f"{backend}:{op}", list(tensors), {})
             event.__enter__()
             self._open.append(event)
         elif self._open:

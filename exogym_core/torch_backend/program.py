@@ -15,6 +15,7 @@ import torch.distributed as dist
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.carrying import run_in_processes
+from exogym_core.ranks.sent import SentBytes
 from exogym_core.torch_backend.private import rendezvous_by
 from exogym_core.torch_backend.registration import register
 from exogym_core.torch_backend.replacement import replace_backends
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from netsim.ranks.requests import Request
     from netsim.topology import Topology
 
 __all__ = ["LaunchedProgram", "run_program"]
@@ -82,10 +84,15 @@ def run_program(
         InputError: an argument is wrong.
     """
     world = World.build(num_ranks, topology, placement, protocol, collectives)
-    exposure = Exposure(num_ranks)
+    exposure, sent = Exposure(num_ranks), SentBytes()
     traces = ExecutionTraces(num_ranks) if chakra is not None else None
     with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
         store = os.path.join(folder, "store")
+
+        def requested(rank: int, request: Request) -> None:
+            sent.take(rank, request)
+            if traces is not None:
+                traces.take(rank, request)
 
         def body(comm: SimulatedCommunicator) -> None:
             _become_rank(comm, program, compute, store)
@@ -101,13 +108,13 @@ def run_program(
                 intra_op_threads=1,
                 on_row=exposure.take,
                 on_deposit=None,
-                journal=Journal(on_request=traces.take) if traces is not None else Journal(),
+                journal=Journal(on_request=requested),
                 recorder=recorder,
                 alone=True,
             )
     if traces is not None and chakra is not None:
         traces.write(chakra)
-    return report_of(run, exposure)
+    return report_of(run, exposure, sent)
 
 
 def _become_rank(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exogym_core.ranks.carrier import Carrier
+    from exogym_core.ranks.sent import SentBytes
     from netsim.ranks.kernel import StampedRow
 
 __all__ = ["Exposure", "ProgramReport", "report_of"]
@@ -59,7 +60,7 @@ class Exposure:
             self._until[row.rank] = row.exposed_seconds
 
 
-def report_of(run: Carrier, exposure: Exposure) -> ProgramReport:
+def report_of(run: Carrier, exposure: Exposure, sent: SentBytes) -> ProgramReport:
     """What a run that has ended came to."""
     kernel, network, world = run.simulation.kernel, run.simulation.network, run.simulation.world
     ends = list(kernel.end_seconds)
@@ -71,13 +72,14 @@ def report_of(run: Carrier, exposure: Exposure) -> ProgramReport:
         for link, count in zip(world.topology.links, network.link_bytes, strict=True)
         if count
     }
+    counts = sent.bytes_of(num_ranks, run.simulation.schedules)
     return ProgramReport(
         whole,
         ends,
         sum(kernel.compute_seconds) / (whole * num_ranks) if whole else 1.0,
         max(range(num_ranks), key=lambda rank: (ends[rank], -rank)),
         sorted(((*place, s) for place, s in exposure.seconds.items()), key=lambda each: -each[2]),
-        [state.traffic.bytes_sent for state in run.states],
-        sum(state.traffic.wan_bytes for state in run.states),
+        [own for own, _ in counts],
+        sum(wan for _, wan in counts),
         links,
     )

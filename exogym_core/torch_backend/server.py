@@ -24,13 +24,15 @@ import torch
 
 from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import World
+from exogym_core.communicator.values import combine
 from exogym_core.ranks.failures import told
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.arena import Arena
-from exogym_core.ranks.processes.carrying import ProcessRun
+from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
 from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
 from exogym_core.ranks.processes.rank_block import RankBlock
 from exogym_core.ranks.processes.records import Ended, Failed
+from exogym_core.ranks.sent import SentBytes
 from exogym_core.ranks.turns import Aborted
 from exogym_core.torch_backend.report import Exposure, report_of
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
@@ -72,7 +74,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     try:
         channel.send((rank, os.getpid()))
         world = channel.recv()
-        arena = Arena(channel.recv_fds(1)[0], upper_half=True)
+        arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=rank + 1)
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
     block = RankBlock.alone(world, rank, channel, arena, _ended_run)
@@ -209,25 +211,25 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         listener.close()
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
-    arenas = [Arena() for _ in range(num_ranks)]
-    exposure = Exposure(num_ranks)
+    arena, exposure, sent = Arena(num_regions=num_ranks + 1), Exposure(num_ranks), SentBytes()
     run = ProcessRun(
         world,
-        [range(rank, rank + 1) for rank in range(num_ranks)],
-        arenas,
+        blocks_of(num_ranks, num_ranks),
+        arena,
         exposure.take,
         None,
-        Journal(),
+        Journal(on_request=sent.take),
         None,
+        functools.partial(combine, empty=arena.empty),
     )
-    for channel, arena in zip(guests.channels, arenas, strict=True):
+    for channel in guests.channels:
         channel.send(world)
         channel.send_fds([arena.fd])
     run.run(guests)
     if run.failure.error is not None:
         print(f"error: {run.failure.error}", file=sys.stderr, flush=True)
         return 1
-    _record(report_of(run, exposure).as_json())
+    _record(report_of(run, exposure, sent).as_json())
     return 0
 
 

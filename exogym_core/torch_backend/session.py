@@ -9,21 +9,21 @@ import os
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.utils.flop_counter import FlopCounterMode
 
-from exogym_core.cost.devices import find_device
 from exogym_core.names import visible
 from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from torch.utils.flop_counter import FlopCounterMode
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
@@ -70,6 +70,8 @@ class ComputeClock:
             if kind == "flops" and 0 < len(rest) < 3:
                 utilisation = float(rest[1]) if len(rest) > 1 else 0.4
                 if 0 < utilisation <= 1:
+                    from exogym_core.cost.devices import find_device  # reads tables
+
                     return cls(kind, 1 / (find_device(rest[0]).flops_for("bf16", rest[0]) * utilisation))
         except ValueError as error:
             if isinstance(error, InputError):
@@ -84,6 +86,8 @@ class ComputeClock:
         self._spent = time.process_time if is_process else time.thread_time
         self._last = self._spent() if self.kind == "live" else 0.0
         if self.kind == "flops":
+            from torch.utils.flop_counter import FlopCounterMode
+
             self._flops = FlopCounterMode(display=False)
             self._flops.__enter__()  # type: ignore[no-untyped-call]
 
@@ -112,20 +116,24 @@ class RankSession:
         self._depth = 0
         self.has_world = False  # the default group has been made
 
-    @contextmanager
-    def call(self) -> Iterator[SimulatedCommunicator]:
+    def call(self) -> RankSession:
         """Inside is a call of ours: what the program has computed until now is charged."""
+        return self
+
+    def __enter__(self) -> SimulatedCommunicator:
         if self._depth == 0:
             seconds = self._compute.take_seconds()
             if seconds:
                 self.comm.advance(seconds)
         self._depth += 1
-        try:
-            yield self.comm
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self._compute.go_on()
+        return self.comm
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._compute.go_on()
 
     def end(self) -> None:
         """The program is through: what it has computed since its last call counts too."""

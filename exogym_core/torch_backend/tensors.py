@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from torch import Tensor
+__all__ = [
+    "Deliver",
+    "even_splits",
+    "fill",
+    "nothing",
+    "op_of",
+    "plain_form",
+    "reducible",
+    "write",
+    "write_all",
+]
 
-__all__ = ["copy_all", "even_splits", "fill", "first_of", "op_of", "plain_form", "reducible"]
+Deliver = Callable[[tuple[Tensor, ...]], None]
+"""Takes what has come for a member, which is there until it returns, to where c10d wants it."""
 
 _OPS = {
     "SUM": "sum",
@@ -68,23 +81,44 @@ def plain_form(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().contiguous()
 
 
-def first_of(like: Tensor) -> Callable[[tuple[Tensor, ...]], Tensor]:
-    """What has come, or on members that get nothing their own."""
-    return lambda got: got[0].clone() if got else like.detach()
+def nothing(got: tuple[Tensor, ...]) -> None:
+    """For members that get nothing."""
 
 
-def copy_all(into: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliver:
+    """Write the one tensor that has come, changed back to what it was, if this member gets one."""
+
+    def deliver(got: tuple[Tensor, ...]) -> None:
+        if got:
+            value = got[0] if back is None else back(got[0])
+            into.detach().copy_(value.view_as(into) if value.shape != into.shape else value)
+
+    return deliver
+
+
+def write_all(into: Sequence[Tensor]) -> Deliver:
     """Write what has come into tensors of the same sizes, one for each."""
-    for tensor, part in zip(into, parts, strict=True):
-        tensor.detach().copy_(part.view(tensor.dtype).view_as(tensor))
+
+    def deliver(got: tuple[Tensor, ...]) -> None:
+        for tensor, part in zip(into, got, strict=True):
+            tensor.detach().copy_(part.view(tensor.dtype).view_as(tensor))
+
+    return deliver
 
 
-def fill(output: Tensor, parts: Sequence[Tensor]) -> None:
+def fill(output: Tensor) -> Deliver:
     """Write parts one after the other into one tensor."""
-    flat = output.detach()
-    flat = flat.view(-1) if flat.is_contiguous() else flat
-    gathered = torch.cat([part.reshape(-1) for part in parts])
-    flat.copy_(gathered.view_as(flat))
+
+    def deliver(got: tuple[Tensor, ...]) -> None:
+        flat = output.detach()
+        if not flat.is_contiguous():
+            flat.copy_(torch.cat([part.reshape(-1) for part in got]).view_as(flat))
+            return
+        places = torch.split(flat.view(-1), [part.numel() for part in got])
+        for place, part in zip(places, got, strict=True):
+            place.copy_(part.view(-1))
+
+    return deliver
 
 
 def even_splits(tensor: Tensor, size: int, which: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    import datetime
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.posting import SimulatedHandle
     from exogym_core.torch_backend.session import RankSession
 
-__all__ = ["NetsimWork"]
+__all__ = ["NetsimWork", "WorkHandle"]
 
 
 class NetsimWork(dist.Work):
@@ -31,7 +31,7 @@ class NetsimWork(dist.Work):
         session: the rank's.
         op: c10d's name of the call.
         handles: of the calls.
-        finish: puts what has come where c10d wants it.
+        finish: called when all values are where c10d wants them.
         outputs: what `result` and futures give.
         source: who has sent what has been received.
     """
@@ -41,7 +41,7 @@ class NetsimWork(dist.Work):
         session: RankSession,
         op: str,
         handles: Sequence[SimulatedHandle[Any]],
-        finish: Callable[[list[Any]], None] = lambda got: None,
+        finish: Callable[[], None] = lambda: None,
         outputs: Sequence[Tensor] = (),
         source: int = -1,
     ) -> None:
@@ -78,7 +78,9 @@ class NetsimWork(dist.Work):
         """Put values where they belong, as soon as they are there."""
         if not self._is_delivered:
             self._is_delivered = True
-            self._finish([handle.deliver() for handle in self._handles])
+            for handle in self._handles:
+                handle.deliver()
+            self._finish()
 
     def is_completed(self) -> bool:
         """Whether `wait` would return at once, at the rank's virtual time."""
@@ -133,3 +135,22 @@ class _ChargedFuture(torch.futures.Future):  # type: ignore[type-arg]
     def wait(self) -> Any:
         self._work.wait()
         return super().wait()
+
+
+class WorkHandle:
+    """A work as a handle of another one."""
+
+    def __init__(self, work: NetsimWork) -> None:
+        self._work = work
+
+    def wait(self, seconds: float = math.inf) -> None:
+        """Until it is done, or its time is up."""
+        self._work.wait(datetime.timedelta(seconds=seconds) if seconds < math.inf else None)
+
+    def deliver(self) -> None:
+        """Its values are where they belong."""
+        self._work.deliver()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._work.is_completed()

@@ -36,6 +36,8 @@ class Computing(NamedTuple):
 class _Alone:
     """A port behind which there is nobody: requests are kept, and values are everybody's own."""
 
+    copies = False
+
     def __init__(self) -> None:
         self.requests: list[Request | Computing] = []
 
@@ -43,7 +45,13 @@ class _Alone:
         self.requests.append(request)
 
     def post(
-        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+        self,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        waits: bool = False,
     ) -> Outcome:
         if signature.name == "sendrecv":
             raise InputError("a rank alone has nobody to send to")

@@ -113,7 +113,8 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
         self._check_rank("send", "dst", dst)
-        return self._message("send", [tensor.detach().clone()], tensor, self.rank, dst, tag, _nothing)
+        given = tensor.detach() if self._port.copies else tensor.detach().clone()
+        return self._message("send", [given], tensor, self.rank, dst, tag, _nothing)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_rank("recv", "src", src)

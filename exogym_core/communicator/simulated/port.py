@@ -34,13 +34,23 @@ class ScheduleBook(Protocol):
 class Port(Protocol):
     """One rank's way to the simulation."""
 
+    @property
+    def copies(self) -> bool:
+        """Whether values are copied as they are posted, so that the rank may change its own at once."""
+
     def request(self, request: Request) -> None:
         """Append to this rank's request stream."""
 
     def post(
-        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+        self,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        waits: bool = False,
     ) -> Any:
-        """Give this member's values to the exchange; returns the ticket for `take`."""
+        """Give this member's values to the exchange; returns the ticket for `take`, which comes next if it `waits`."""
 
     def take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
         """Block until the values are there; raises what the exchange found wrong."""

@@ -172,7 +172,9 @@ class PostingRank(Communicator):
         reduce_op: str = "",
         root: int = 0,
         like: Sequence[Tensor] | None = None,
+        waits: bool = False,
     ) -> T | Handle[T]:
+        """Post a call; with `waits`, whoever gets its handle waits for it next."""
         like = tensors if like is None else like
         state = self._state
         signature = Signature.of(
@@ -193,9 +195,10 @@ class PostingRank(Communicator):
         key = Key(lane, self._next_number(lane))
         # What is only moved is handed over as it is, and others may take it long after this rank has gone on
         # and changed it. What is reduced is read when the last member posts, while the others wait.
-        keeps = async_op or not reduce_op
+        keeps = (async_op or not reduce_op) and not self._port.copies
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
-        handle = self._post(key, call, self.rank, signature, inputs, deliver)
+        waits = waits or not async_op
+        handle = self._post(key, call, self.rank, signature, inputs, deliver, waits)
         return handle if async_op else handle.wait()
 
     def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
@@ -211,11 +214,12 @@ class PostingRank(Communicator):
         signature: Signature,
         tensors: Sequence[Tensor],
         deliver: Callable[[tuple[Tensor, ...]], T],
+        waits: bool = False,
     ) -> Handle[T]:
         on_clock = not self._state.off_clock
         ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
         if ticket is None:
-            ticket = self._port.post(key, call.ranks, member, signature, tensors)
+            ticket = self._port.post(key, call.ranks, member, signature, tensors, waits)
         elif earlier.agreed() != signature.agreed():
             raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
         if on_clock:

@@ -7,18 +7,19 @@ import itertools
 import math
 import pickle
 import time
-import warnings
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from exogym_core.communicator.values import Combine, combine
 from exogym_core.ranks.carrier import Carrier
-from exogym_core.ranks.processes.arena import Arena, Store
+from exogym_core.ranks.processes.arena import Arena, blocks_in
 from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
 from exogym_core.ranks.processes.children import Children
+from exogym_core.ranks.processes.homes import ready_in_time, ready_or_idle
+from exogym_core.ranks.processes.loans import Loans
 from exogym_core.ranks.processes.rank_block import RankBlock
 from exogym_core.ranks.processes.records import (
     Abort,
@@ -33,53 +34,30 @@ from exogym_core.ranks.processes.records import (
     Requests,
     Values,
 )
-from exogym_core.ranks.watch import SECONDS_OF_SILENCE, Silence, spent_seconds
+from exogym_core.ranks.watch import Silence
 from netsim.files.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
 from netsim.ranks.requests import gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
+    from exogym_core.ranks.processes.arena import Block, Store, TensorRef
+    from exogym_core.ranks.processes.homes import Homes
     from exogym_core.ranks.processes.rank_block import Body
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Key
 
-__all__ = ["Homes", "ProcessRun", "blocks_of", "run_in_processes"]
+__all__ = ["ProcessRun", "blocks_of", "run_in_processes"]
 
 # What unwinding ranks may take before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
-# A process with a busy rank says so this often at least, as long as its Python runs (host time).
-_SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
-# Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
-_SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
-# How long that may last (host time) before the clock goes on without them, and before others' time is up.
+# How long ranks may stand idle (host time) before the clock goes on without them, and before others' time is up.
 _SECONDS_IDLE, _MOST_SECONDS_IDLE = 1.0, 30.0
-
-
-class Homes(Protocol):
-    """Where blocks of ranks live, each with a channel; `children:Children` beside this file says what is meant."""
-
-    @property
-    def channels(self) -> Sequence[Any]:
-        """One each."""
-
-    @property
-    def pids(self) -> Sequence[Any]:
-        """What each is called by who wants to end it."""
-
-    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
-        """Those that have sent something or ended, waiting for the first."""
-
-    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str | None:
-        """How one ended; None while it runs."""
-
-    def is_stopped(self, index: int) -> bool:
-        """Whether a signal has stopped it."""
 
 
 class ProcessRun(Carrier):
@@ -88,7 +66,7 @@ class ProcessRun(Carrier):
     Args:
         world: where the run takes place.
         blocks: the ranks of each process.
-        arenas: the memory shared with each.
+        store: where values lie.
         on_row: told of every row that a rank has marked, in order of virtual time.
         journal: what was requested before; gets the log.
         recorder: keeps what happens; None: nobody wants to know.
@@ -98,7 +76,7 @@ class ProcessRun(Carrier):
         self,
         world: World,
         blocks: Sequence[range],
-        arenas: Sequence[Store],
+        store: Store,
         on_row: Callable[[StampedRow], None],
         on_deposit: OnDeposit | None,
         journal: Journal,
@@ -113,10 +91,12 @@ class ProcessRun(Carrier):
             on_row(row)
 
         super().__init__(world, stepped, on_deposit, journal, recorder, combined)
-        self._blocks, self._arenas = blocks, arenas
+        self._blocks, self._store, self._loans = blocks, store, Loans(store)
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._slots: dict[Key, Slot] = {}
+        self._given: dict[Key, list[Block]] = {}  # what the values of calls that wait for members lie in
         self._unfinished = [set(block) for block in blocks]
+        self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
         self._gives_times = False  # a rank has given a call a time
         self.children: Homes | None = None
@@ -157,18 +137,15 @@ class ProcessRun(Carrier):
         if not self._inboxes:
             if not self.simulation.exchange.running:
                 return False
-            live = [index for index, ranks in enumerate(self._unfinished) if ranks]
+            live = self._live
             patience = self._patience_seconds()
             if patience < math.inf and rank not in self.simulation.away:
-                ready = self._ready_or_idle(live, patience)
+                ready = ready_or_idle(self.children, live, self._can_go_on, patience)
                 if not ready:
                     self.simulation.away |= self.simulation.exchange.running
                     return False
             else:
-                ready = self.children.ready(live, _SECONDS_OF_SILENCE)
-            if not ready:
-                self._tell_of_standstill(live)
-                ready = self.children.ready(live)
+                ready = ready_in_time(self.children, live, self._can_go_on, self._names)
             for index in ready:
                 try:
                     self._inboxes.append((index, self.children.channels[index].recv()))
@@ -196,41 +173,22 @@ class ProcessRun(Carrier):
         is_next = kernel.clock.peek() >= kernel.clock.now + alarm
         return min(alarm, _MOST_SECONDS_IDLE) if is_next and alarm < math.inf else _SECONDS_IDLE
 
-    def _ready_or_idle(self, live: Sequence[int], seconds: float) -> list[int]:
-        """Those that have sent something; none when the others' processes have stood idle for so long.
-
-        Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
-        """
-        assert self.children is not None
-        num_looks = math.ceil(seconds / _SECONDS_A_LOOK)
-        while True:
-            num_busy, spent = 0, self._spent_seconds(live)[0]
-            for _ in range(num_looks):
-                ready = self.children.ready(live, seconds / num_looks)
-                if ready:
-                    return ready
-                now, is_asleep = self._spent_seconds(live)
-                num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_looks
-                spent = now
-            if num_busy < num_looks / 2:
-                return []
-
-    def _spent_seconds(self, live: Sequence[int]) -> tuple[float, bool]:
-        """Of the processors' time, by the processes of ranks that can go on; and whether all of them sleep."""
-        assert self.children is not None
-        running = self.simulation.exchange.running
-        seen = [spent_seconds(self.children.pids[i]) for i in live if running & self._unfinished[i]]
-        return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
+    def _can_go_on(self, index: int) -> bool:
+        return not self.simulation.exchange.running.isdisjoint(self._unfinished[index])
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
-        exchange, arena = self.simulation.exchange, self._arenas[index]
+        exchange, store = self.simulation.exchange, self._store
         error = None
         match record:
             case Requests():
                 self._gives_times = self._gives_times or any(map(gives_time, record.requests))
                 self.simulation.kernel.streams[record.rank].extend(record.requests)
             case Values():
-                tensors = [arena.get(ref) for ref in record.refs]
+                blocks = blocks_in(record.refs)
+                if blocks:
+                    self._loans.lend(blocks)
+                    self._given.setdefault(record.key, []).extend(blocks)
+                tensors = [store.get(ref) for ref in record.refs]
                 slot = exchange.put(
                     record.rank, record.key, record.ranks, record.member, record.signature, tensors
                 )
@@ -238,8 +196,8 @@ class ProcessRun(Carrier):
                     self._slots[record.key] = slot
             case Deposited():
                 if self.on_deposit is not None:
-                    self.on_deposit(record.rank, record.note, [arena.get(ref) for ref in record.refs])
-                self._send(index, Freed(record.refs))
+                    self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])
+                self._send(index, Freed(blocks_in(record.refs)))
             case Blocked():
                 waited_for = self._slots.get(record.key)
                 if waited_for is not None:  # else its values are on their way to the child
@@ -251,11 +209,12 @@ class ProcessRun(Carrier):
                 self.results[record.rank] = pickle.loads(record.result)  # nosec B301
                 self.states[record.rank] = record.state
                 self._unfinished[index].discard(record.rank)
+                self._live = [each for each, ranks in enumerate(self._unfinished) if ranks]
                 error = exchange.exit(record.rank)
             case Failed():
                 self.failure.add(record.error)
             case Freed():
-                arena.free(record.refs)
+                self._loans.give_back(record.blocks)
             case Silence():
                 self._silent(record, self._blocks[index])
         if error is not None:
@@ -269,24 +228,32 @@ class ProcessRun(Carrier):
             if slot.signatures[member] is None:  # the call is broken, and this member has not posted
                 continue
             members.setdefault(self._home[rank], []).append(member)
-        messages = [(index, self._done(slot, index, local)) for index, local in members.items()]
-        # Sent only when all are copied: a child that has its values uses the memory of its inputs again, and
-        # these may be values of others.
-        for index, message in messages:
-            self._send(index, message)
+        refs = self._refs(slot)
+        lent = [(index, self._lent(slot, local, refs)) for index, local in members.items()]
+        self._loans.give_back(self._given.pop(slot.key, []))
+        for index, done in lent:
+            self._send(index, done._replace(freed=self._loans.due_to(index)))
 
-    def _done(self, slot: Slot, index: int, local: Sequence[int]) -> Done:
-        """The values for the `local` members, who live in child `index`, in its arena."""
-        arena, own, shared = self._arenas[index], {}, []
+    def _refs(self, slot: Slot) -> dict[int, TensorRef]:
+        """Where the values of `slot` lie, by the identity of tensors."""
+        if slot.outcome is None:
+            return {}
+        several = (slot.outcome.shared, *slot.outcome.own.values())
+        return {id(tensor): self._store.put(tensor) for tensors in several for tensor in tensors}
+
+    def _lent(self, slot: Slot, local: Sequence[int], refs: Mapping[int, TensorRef]) -> Done:
+        """The values for the `local` members, who live in one process."""
+        own, shared = {}, []
         if slot.outcome is not None:
+            given = slot.outcome.own
             own = {
-                member: [arena.put(tensor) for tensor in slot.outcome.own[member]]
-                for member in local
-                if member in slot.outcome.own
+                member: [refs[id(tensor)] for tensor in given[member]] for member in local if member in given
             }
-            shared = [arena.put(tensor) for tensor in slot.outcome.shared]
+            shared = [refs[id(tensor)] for tensor in slot.outcome.shared]
         assert isinstance(slot.error, MismatchError | BrokenCallError | None)
-        return Done(slot.key, shared, own, slot.error)
+        done = Done(slot.key, shared, own, slot.error, [])
+        self._loans.lend(done.blocks)
+        return done
 
     def _answered(self, rank: int, value: Answer) -> None:
         self._send(self._home[rank], Answered(rank, value))
@@ -298,21 +265,6 @@ class ProcessRun(Carrier):
         except ChannelClosed:
             return  # found, with the reason, when its records are read
         self._inboxes.extend((index, batch) for batch in received)
-
-    def _tell_of_standstill(self, live: Sequence[int]) -> None:
-        """Warn of processes whose ranks could go on and which do not even say that they are busy."""
-        assert self.children is not None
-        for index in live:
-            if self.simulation.exchange.running & self._unfinished[index]:
-                pid = self.children.pids[index]
-                state = (
-                    f"is stopped: kill -CONT {pid} has it go on"
-                    if self.children.is_stopped(index)
-                    else ("sends nothing: it is busy in a call that holds Python's lock")
-                )
-                warnings.warn(
-                    f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2
-                )
 
     def _names(self, index: int) -> str:
         ranks = sorted(self._unfinished[index])
@@ -370,13 +322,13 @@ def run_in_processes(
     target = partial(_run_child, world, blocks, body, seed, intra_op_threads, alone)
     # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
     method = "auto" if intra_op_threads == 1 else "spawn"
-    arenas: list[Arena] = []
+    arena = Arena(num_regions=processes + 1)
     try:
-        arenas += (Arena() for _ in blocks)
         with Children(target, processes, method=method) as children:
-            for channel, arena in zip(children.channels, arenas, strict=True):
+            for channel in children.channels:
                 channel.send_fds([arena.fd])
-            run = ProcessRun(world, blocks, arenas, on_row, on_deposit, journal, recorder)
+            combined = partial(combine, empty=arena.empty)
+            run = ProcessRun(world, blocks, arena, on_row, on_deposit, journal, recorder, combined)
             run.run(children)
             run.failure.raise_if_any()
     except OSError as error:
@@ -387,8 +339,7 @@ def run_in_processes(
             "use fewer (workers.processes) or workers.kind=threads"
         ) from error
     finally:
-        for arena in arenas:
-            arena.close()
+        arena.close()
     return run
 
 
@@ -402,7 +353,7 @@ def _run_child(
     index: int,
     channel: Pipe,
 ) -> None:
-    arena = Arena(channel.recv_fds(1)[0], upper_half=True)
+    arena = Arena(channel.recv_fds(1)[0], num_regions=len(blocks) + 1, region=index + 1)
     if alone:
         torch.set_num_threads(intra_op_threads)
         RankBlock.alone(world, index, channel, arena).run(body)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import socket
 import struct
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.ranks.processes.pickling import dumps_for_child
+from exogym_core.ranks.processes.shorthand import ShorthandReader, ShorthandWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +22,7 @@ __all__ = ["ChannelClosed", "Pipe", "RankEnd"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_FDS = 250  # Linux refuses more in one message
+_MOST_BYTES_AT_ONCE = 1 << 20
 
 
 class ChannelClosed(EOFError):  # noqa: N818 (an ending, not always an error)
@@ -45,7 +45,7 @@ class RankEnd(Protocol):
 class Pipe:
     """One end of a private connection between a parent and its child: objects and descriptors, in order.
 
-    Frames are pickles, so both ends must be processes of one run. Threads may send side by side, and while one
+    Frames may be pickles, so both ends must be processes of one run. Threads may send side by side, and while one
     receives.
 
     Raises:
@@ -55,6 +55,7 @@ class Pipe:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
+        self._writer, self._reader = ShorthandWriter(), ShorthandReader()
 
     @classmethod
     def pair(cls) -> tuple[Pipe, Pipe]:
@@ -64,10 +65,9 @@ class Pipe:
 
     def send(self, obj: Any) -> None:
         """Send one object; blocks while the other end does not read and the socket's buffer is full."""
-        frame = _framed(obj)
         try:
             with self._sending:
-                self._socket.sendall(frame)
+                self._socket.sendall(self._framed(obj))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the process at the other end has closed the channel") from error
 
@@ -77,13 +77,14 @@ class Pipe:
         Two ends that both send would wait for each other once their buffers are full; the end that uses this
         never makes the other wait.
         """
-        left, received = memoryview(_framed(obj)), []
+        left, received = memoryview(self._framed(obj)), []
         try:
             while left:
-                readable, writable, _ = select.select([self], [self], [])
-                if writable:
+                with contextlib.suppress(BlockingIOError):
                     left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
-                elif readable:
+                    continue
+                readable, writable, _ = select.select([self], [self], [])
+                if readable and not writable:
                     received.append(self.recv())
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the process at the other end has closed the channel") from error
@@ -93,7 +94,7 @@ class Pipe:
         """The next object; blocks until it is there."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         # The other end of a socket pair is our own child: nobody else can write here.
-        return pickle.loads(self._read(length))  # nosec B301
+        return self._reader.read(self._read(length))
 
     def send_fds(self, fds: Sequence[int]) -> None:
         """Hand over open file descriptors; the other end gets its own copies."""
@@ -139,23 +140,19 @@ class Pipe:
         """The descriptor, which from now on belongs to the caller."""
         return self._socket.detach()
 
-    def _read(self, num_bytes: int) -> bytearray:
-        buffer = bytearray(num_bytes)
-        view, filled = memoryview(buffer), 0
-        while filled < num_bytes:
+    def _framed(self, obj: Any) -> bytes:
+        frame = self._writer.write(obj)
+        return _LENGTH.pack(len(frame)) + frame
+
+    def _read(self, num_bytes: int) -> bytes:
+        parts, left = [], num_bytes
+        while left:
             try:
-                count = self._socket.recv_into(view[filled:])
+                part = self._socket.recv(min(left, _MOST_BYTES_AT_ONCE), socket.MSG_WAITALL)
             except ConnectionResetError:
-                count = 0
-            if not count:
+                part = b""
+            if not part:
                 raise ChannelClosed("the process at the other end has closed the channel")
-            filled += count
-        return buffer
-
-
-def _framed(obj: Any) -> bytes:
-    try:
-        frame = pickle.dumps(obj, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        frame = dumps_for_child(obj)  # by value: classes and functions that no module of the other end has
-    return _LENGTH.pack(len(frame)) + frame
+            left -= len(part)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -17,7 +17,7 @@ from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import Schedules
 from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS
 from exogym_core.ranks.failures import run_rank, told
-from exogym_core.ranks.processes.alone import Alone
+from exogym_core.ranks.processes.alone import Alone, Uncounted
 from exogym_core.ranks.processes.channel import ChannelClosed
 from exogym_core.ranks.processes.pickling import dumps_for_child
 from exogym_core.ranks.processes.records import (
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.simulated.port import ScheduleBook
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.processes.arena import Store, TensorRef
+    from exogym_core.ranks.processes.arena import Store
     from exogym_core.ranks.processes.channel import RankEnd
     from exogym_core.ranks.watch import Silence
     from netsim.ranks.requests import Answer, Question
@@ -58,7 +59,7 @@ class _Ticket:
 
     key: Key
     num_local: int
-    given: list[TensorRef] = field(default_factory=list)
+    num_posted: int = 0
     done: Done | None = None
     waiters: list[int] = field(default_factory=list)
     num_taken: int = 0
@@ -73,13 +74,20 @@ class RankBlock:
         channel: to the process of the simulation.
         arena: memory shared with it.
         turns: who of them runs.
+        book: what their calls send; None: found from the world.
     """
 
     def __init__(
-        self, world: World, ranks: range, channel: RankEnd, arena: Store, turns: Turns | Alone
+        self,
+        world: World,
+        ranks: range,
+        channel: RankEnd,
+        arena: Store,
+        turns: Turns | Alone,
+        book: ScheduleBook | None = None,
     ) -> None:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
-        self.schedules = Schedules(world)
+        self.book = book if book is not None else Schedules(world)
         self.world = world
         self.tickets: dict[Key, _Ticket] = {}
         self.answers: dict[int, Answer] = {}
@@ -127,9 +135,12 @@ class RankBlock:
         arena: Store,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> RankBlock:
-        """One rank, in whatever thread calls; `unwind` makes what is raised in it when the run has failed."""
+        """One rank, in whatever thread calls, which does not know what it has sent.
+
+        `unwind` makes what is raised in it when the run has failed.
+        """
         turns = Alone(lambda: unwind(block.reason))
-        block = cls(world, range(rank, rank + 1), channel, arena, turns)
+        block = cls(world, range(rank, rank + 1), channel, arena, turns, Uncounted())
 
         def read() -> bool:
             block.flush()
@@ -150,7 +161,7 @@ class RankBlock:
     def communicator(self, rank: int, state: RankState) -> SimulatedCommunicator:
         """The rank's, of the whole world."""
         port = _PipePort(self, rank)
-        return SimulatedCommunicator(port, range(self.world.num_ranks), rank, self.schedules, state)
+        return SimulatedCommunicator(port, range(self.world.num_ranks), rank, self.book, state)
 
     def run_rank(self, rank: int, body: Body) -> None:
         """Run `body(comm)` on one rank here, and tell how it ended."""
@@ -179,13 +190,14 @@ class RankBlock:
             case Done():
                 ticket = self.tickets.pop(message.key)
                 ticket.done = message
-                self.arena.free(ticket.given)
+                if message.freed:
+                    self.arena.free(message.freed)
                 self.turns.ready.extend(ticket.waiters)
             case Answered():
                 self.answers[message.rank] = message.value
                 self.turns.ready.append(message.rank)
             case Freed():
-                self.arena.free(message.refs)
+                self.arena.free(message.blocks)
             case Abort():
                 self.reason = message.reason
                 return False
@@ -201,15 +213,16 @@ class RankBlock:
         if isinstance(request, Mark) and time.monotonic() >= self._next_flush:
             self.flush()
 
-    def give(self, record: Values) -> _Ticket:
-        """Send one member's values at once: others may be waiting for them."""
+    def give(self, record: Values, waits: bool) -> _Ticket:
+        """Send one member's values at once: others may be waiting for them; or with what follows, if that is a wait."""
         ticket = self.tickets.get(record.key)
         if ticket is None:
             num_local = sum(rank in self.ranks for rank in record.ranks)
             ticket = self.tickets[record.key] = _Ticket(record.key, num_local)
-        ticket.given += record.refs
+        ticket.num_posted += 1
         self.tell(record)
-        self.flush()
+        if not waits:
+            self.flush()
         return ticket
 
     def tell(self, record: NamedTuple) -> None:
@@ -225,18 +238,20 @@ class RankBlock:
         self.tell(Deposited(rank, note, [self.arena.put(tensor) for tensor in tensors]))
         self.flush()
 
-    def block(self, rank: int, record: NamedTuple) -> None:
-        """Tell the parent that `rank` waits, and give way."""
+    def block(self, rank: int, record: NamedTuple, holds: bool = False) -> None:
+        """Tell the parent that `rank` waits, and give way; if it `holds`, no sooner than others here have to tell."""
         self.tell(record)
+        if self.turns.ready and not holds:  # others here may compute for long
+            self.flush()
         self.turns.give_way(rank)
 
     def free(self, ticket: _Ticket) -> None:
         """One local member has taken its values; after the last their memory is the parent's again."""
         ticket.num_taken += 1
         if ticket.num_taken == ticket.num_local and ticket.done is not None:
-            refs = [*ticket.done.shared, *(ref for own in ticket.done.own.values() for ref in own)]
-            if any(isinstance(ref.content, int) for ref in refs):
-                self.tell(Freed(refs))
+            blocks = ticket.done.blocks
+            if blocks:
+                self.tell(Freed(blocks))
 
     def flush(self) -> None:
         """Send what has gathered; requests after values, as the kernel reads them only when it needs them."""
@@ -258,6 +273,8 @@ def _ended(rank: int, result: Any, state: RankState) -> Ended | Failed:
 class _PipePort:
     """A rank's way to the simulation in the parent."""
 
+    copies = True
+
     def __init__(self, block: RankBlock, rank: int) -> None:
         self._block, self._rank, self._turns = block, rank, block.turns
 
@@ -266,18 +283,26 @@ class _PipePort:
         self._block.request(self._rank, request)
 
     def post(
-        self, key: Key, ranks: tuple[int, ...], member: int, signature: Signature, tensors: Sequence[Tensor]
+        self,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        waits: bool = False,
     ) -> _Ticket:
         self._turns.check()
         refs = [self._block.arena.put(tensor) for tensor in tensors]
-        return self._block.give(Values(self._rank, key, ranks, member, signature, refs))
+        return self._block.give(Values(self._rank, key, ranks, member, signature, refs), waits)
 
     def take(self, ticket: _Ticket, member: int) -> tuple[Tensor, ...]:
         self._turns.check()
         if ticket.done is None:
             self._turns.require_rank_thread(self._rank)
             ticket.waiters.append(self._rank)
-            self._block.block(self._rank, Blocked(self._rank, ticket.key))
+            # Nobody anywhere goes on before the others here have posted.
+            holds = ticket.num_posted < ticket.num_local
+            self._block.block(self._rank, Blocked(self._rank, ticket.key), holds)
         assert ticket.done is not None
         if ticket.done.error is not None:
             raise ticket.done.error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.ranks.processes.arena import blocks_in
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.port import RankState
-    from exogym_core.ranks.processes.arena import TensorRef
+    from exogym_core.ranks.processes.arena import Block, TensorRef
     from netsim.files.errors import BrokenCallError, MismatchError, NetsimError
     from netsim.ranks.requests import Answer, Key, Request
 
@@ -85,21 +87,30 @@ class Deposited(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """These values have been taken; to ranks too, of what they have deposited."""
+    """These parts of the arena have been read; to ranks: they are yours to use again."""
 
-    refs: list[TensorRef]
+    blocks: list[Block]
 
 
 # --- to ranks ----------------------------------------------------------------------------------------------
 
 
 class Done(NamedTuple):
-    """The values of a call for the members that live in one process; `own` where they differ."""
+    """The values of a call for the members that live in one process; `own` where they differ.
+
+    `freed` are parts of the arena that this process may use again.
+    """
 
     key: Key
     shared: list[TensorRef]
     own: dict[int, list[TensorRef]]
     error: MismatchError | BrokenCallError | None
+    freed: list[Block]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The parts of the arena that these values lie in."""
+        return blocks_in([*self.shared, *(ref for refs in self.own.values() for ref in refs)])
 
 
 class Answered(NamedTuple):

@@ -92,11 +92,10 @@ def run_on_ray(
                 if on_deposit is not None:
                     on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
 
-            stores = [_Referring(store) for _ in blocks]
             run = ProcessRun(
                 world,
                 blocks,
-                stores,
+                _Referring(store),
                 on_row,
                 deposited,
                 journal,
@@ -112,7 +111,8 @@ class _Referring:
     """The simulation's side of an `ObjectStore`: large tensors stay where they are."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self.put, self.get, self.free = store.put, store.reference, store.free
+        self.put, self.get = store.put, store.reference
+        self.free, self.owner = store.free, store.owner
 
 
 # --- here --------------------------------------------------------------------------------------------------

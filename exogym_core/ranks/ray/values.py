@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from exogym_core.ranks.processes.arena import Block
+
 __all__ = ["FarTensor", "ObjectStore", "combined_far", "fetched", "reduced_piece"]
 
 _INLINE_BYTES = 1 << 16  # below this a copy by way of the simulation is cheaper than the store
@@ -84,8 +86,12 @@ class ObjectStore:
         content: Any = ref.content
         return content if isinstance(content, FarTensor) else self.get(ref)
 
-    def free(self, refs: Sequence[TensorRef]) -> None:
+    def free(self, blocks: Sequence[Block]) -> None:
         """Nothing: an object goes when nobody has a reference any more."""
+
+    def owner(self, block: Block) -> int:
+        """There are no blocks."""
+        raise AssertionError(block)
 
 
 def fetched(ray: Any, tensor: Any) -> Tensor:
