@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import yaml
 
 from exogym_core.app.cli import main
 from exogym_core.ranks.ray.cluster import RayCluster
 from exogym_core.ranks.run import run_ranks
+from exogym_core.ranks.spec import WorkerSpec
+from exogym_core.results.record import RunFolder
 from netsim.files.errors import InputError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from exogym_core.communicator.base import Communicator
@@ -100,6 +103,80 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
         main(["sweep", "--resume", str(there), "--on", cluster.address]) == 1
     )  # all but the failed are done
     assert entries(there) == entries(here)
+
+
+class _AtOnce:
+    """A cluster of one core that runs what it is given there and then."""
+
+    num_cpus = 1
+
+    def __init__(self) -> None:
+        self.needs: list[Mapping[str, float]] = []
+        self.done: list[Any] = []
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+    def require(self, needs: Mapping[str, float], who: str) -> None:
+        """It has everything."""
+
+    def submit(self, call: Callable[..., Any], job: Any, *, needs: Mapping[str, float], tries: int) -> Any:
+        self.needs.append(needs)
+        self.done.append(call(job))
+        return len(self.done) - 1
+
+    def ready(self, references: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+        return list(references)
+
+    def result(self, reference: Any) -> Any:
+        return self.done[reference]
+
+
+def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node measures; the folder here keeps the seconds, so that it runs again to the same times, and how
+    ranks are carried stays as it was asked for."""
+    cluster = _AtOnce()
+    monkeypatch.setattr("exogym_core.app.studies.on_ray.RayCluster", lambda address: cluster)
+    text = EXPERIMENT.replace("compute: 50 ms", "compute: measured").replace("kind: threads", "kind: auto")
+    text = (
+        text.replace(', {name: "mine:Own", H: 2}', "").partition("sweep:")[0] + "sweep: {batch_size: [8]}\n"
+    )
+    path = tmp_path / "small.yaml"
+    path.write_text(text)
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out"), "--on", "ray"]) == 0
+    point = tmp_path / "out/points/0000"
+    stored = yaml.safe_load((point / "experiment.yaml").read_text())
+    assert set(stored["compute"]) == {"fixed"}
+    assert stored["workers"]["kind"] == "auto"
+    assert cluster.needs[0]["num_cpus"] == 1
+    assert cluster.needs[0]["memory"] > 0
+    again = tmp_path / "again"
+    assert main(["compare", str(point / "experiment.yaml"), "--out", str(again)]) == 0
+    assert RunFolder(again).digest() == RunFolder(point).digest()
+
+
+def test_actors_of_ranks_ask_for_their_gpus(cluster: Any) -> None:
+    """One each where ranks compute on CUDA; a cluster without any is told of it, and nobody waits."""
+    spec = WorkerSpec.parse({"kind": "ray", "address": cluster.address})
+    assert spec.settle(4, 1, on_cuda=True).num_gpus == 1
+    assert spec.settle(4, 1).num_gpus == 0
+    workers = {"kind": "ray", "address": cluster.address, "num_gpus": 1}
+    with pytest.raises(InputError, match="an actor of ranks needs 1 CPU, 1 GPU, and no node has more than"):
+        run_ranks(_body, 4, workers=workers)
+    cluster.add_node(num_cpus=2, num_gpus=2)
+    found = run_ranks(_seen_gpus, 4, workers=workers)
+    assert sorted(found.results) == ["0", "0", "1", "1"], "two actors of two ranks"
+    with pytest.raises(InputError, match="need 3 GPU, and the cluster has 2: use fewer"):
+        run_ranks(_seen_gpus, 4, workers={**workers, "processes": 3})
+
+
+def _seen_gpus(comm: Communicator) -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def test_what_no_node_can_hold_is_refused_and_not_waited_for(cluster: Any) -> None:

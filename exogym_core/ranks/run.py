@@ -51,6 +51,7 @@ class RunResult(Generic[T]):
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms that were used, by operation; empty where nothing was simulated.
         link_bytes: payload that crossed each link of the topology; empty where nothing was simulated.
+        link_history: the same in the course of the run: rows of `virtual_seconds` and bytes from the start by link.
     """
 
     results: list[T]
@@ -64,6 +65,7 @@ class RunResult(Generic[T]):
     window_limit: str | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
+    link_history: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
     if spec.kind == "ray":
         from exogym_core.ranks.ray.actors import run_on_ray
 
-        carrier = partial(run_on_ray, processes=spec.processes, address=spec.address)
+        carrier = partial(run_on_ray, spec=spec)
     elif spec.processes is not None:
         carrier = partial(run_in_processes, processes=spec.processes)
     with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
@@ -259,6 +261,7 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
         window_limit=str(run.simulation.window_limit) if run.simulation.window_limit is not None else None,
         collectives={op: sorted(names) for op, names in sorted(run.simulation.algorithms.items())},
         link_bytes=run.simulation.network.link_bytes.tolist() if run.simulation.network is not None else [],
+        link_history=run.simulation.link_history.rows() if run.simulation.link_history is not None else [],
     )
 
 

@@ -28,12 +28,14 @@ class WorkerSpec:
         processes: how many; None: as many as there are cores. Ranks are dealt out in contiguous blocks.
         intra_op_threads: torch's threads for one operator. It changes bits, so it is part of an experiment.
         address: of the Ray cluster; None: that of RAY_ADDRESS, else one of this machine for the time of the run.
+        num_gpus: that each actor asks the Ray cluster for; None: one where ranks compute on CUDA, else none.
     """
 
     kind: str = "auto"
     processes: int | None = None
     intra_op_threads: int = 1
     address: str | None = None
+    num_gpus: int | None = None
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | WorkerSpec | None) -> WorkerSpec:
@@ -58,15 +60,21 @@ class WorkerSpec:
                 raise InputError(f"workers: {name} is {value!r}; give a whole number from 1 up")
         if made.address is not None and (made.kind != "ray" or not isinstance(made.address, str)):
             raise InputError("workers: address is that of a Ray cluster: add kind: ray, or leave it out")
+        gpus = made.num_gpus
+        if gpus is not None and (made.kind != "ray" or type(gpus) is not int or gpus < 0):
+            raise InputError("workers: num_gpus is what a Ray actor asks for: a whole number, with kind: ray")
         return made
 
-    def settle(self, num_ranks: int, num_cores: int, step_flops: float = 0.0) -> WorkerSpec:
-        """This with `auto` and the number of processes decided.
+    def settle(
+        self, num_ranks: int, num_cores: int, step_flops: float = 0.0, *, on_cuda: bool = False
+    ) -> WorkerSpec:
+        """This with `auto`, the number of processes and of GPUs decided.
 
         Args:
             num_ranks: ranks to carry.
             num_cores: cores of this machine.
             step_flops: floating-point operations of one rank's step, if known.
+            on_cuda: whether ranks compute on CUDA devices.
         """
         kind = self.kind
         if kind == "auto":
@@ -75,6 +83,6 @@ class WorkerSpec:
         if kind == "threads":
             return replace(self, kind=kind, processes=None)
         if kind == "ray":  # how many there is room for is known once the cluster is
-            return self
+            return replace(self, num_gpus=int(on_cuda) if self.num_gpus is None else self.num_gpus)
         wanted = self.processes if self.processes is not None else num_cores
         return replace(self, kind=kind, processes=min(wanted, num_ranks))

@@ -112,7 +112,9 @@ class Program:
         """How the ranks are carried, `auto` decided by the size of a step."""
         affinity = getattr(os, "sched_getaffinity", None)
         num_cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-        return self.request.workers.settle(self.request.num_nodes, num_cores, self.step_flops)
+        request = self.request
+        on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
+        return request.workers.settle(request.num_nodes, num_cores, self.step_flops, on_cuda=on_cuda)
 
     def _fitting_minibatch(self) -> int:
         request, device = self.request, self.request.device_of(0)

@@ -20,7 +20,7 @@ from exogym_core.app.studies.sweep import Here
 from exogym_core.names import visible
 from exogym_core.ranks.ray.cluster import RayCluster
 from exogym_core.results.record import RecordError, RunFolder
-from netsim.files.documents import parse_document
+from netsim.files.documents import load_document, parse_document
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,11 +137,14 @@ class OnRay:
         parcel = self._cluster.result(reference)
         if isinstance(parcel, str):
             return {"failed": True, "error": visible(parcel, 500), "strategies": []}
+        assert isinstance(parcel, _Parcel)
         for name, content in parcel.files.items():
             folder.write_text(name, content)
+        if parcel.settled:
+            stored = _plain(folder.path / "experiment.yaml")
+            folder.write_text("experiment.yaml", yaml_text(stored | parcel.settled))
         for line in parcel.log:
             folder.log(line)
-        assert isinstance(parcel, _Parcel)
         return parcel.found
 
 
@@ -179,10 +182,18 @@ def _modules_in(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """What a task returns."""
+    """What a task returns.
+
+    Attributes:
+        found: what came of it.
+        files: of its folder, but for those that this machine writes.
+        settled: keys of the experiment that the run found out, such as a measured `compute`.
+        log: lines.
+    """
 
     found: Found
     files: dict[str, bytes]
+    settled: dict[str, Any] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
 
 
@@ -199,9 +210,11 @@ def _train(job: _Job) -> _Parcel:
             os.chdir(job.folder)
         folder = RunFolder.create(str(Path(place, "run")), "point")
         document = parse_document(job.experiment, "experiment.yaml")
+        asked: dict[str, Any] = {}
 
         def run() -> list[dict[str, Any]]:
             experiment = Experiment.from_document(document, source, "experiment", source)
+            asked.update(experiment.to_mapping())
             folder.write_text("experiment.yaml", experiment.to_yaml())
             return train_in(folder, experiment, _Nobody())
 
@@ -212,8 +225,18 @@ def _train(job: _Job) -> _Parcel:
             for path in sorted(folder.path.rglob("*"))
             if path.is_file() and path.name not in _NOT_SENT and "checkpoints" not in path.parts
         }
+        stored = _plain(folder.path / "experiment.yaml") if asked else {}
+        settled = {key: value for key, value in stored.items() if value != asked[key]}
         log = folder.path / "log.txt"
-        return _Parcel(found, files, log.read_text(encoding="utf-8").splitlines() if log.is_file() else [])
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        return _Parcel(found, files, settled, lines)
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    """A resolved experiment's mapping."""
+    data = load_document(path).data
+    assert isinstance(data, dict)
+    return data
 
 
 class _Nobody:

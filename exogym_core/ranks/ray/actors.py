@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from exogym_core.ranks.carrier import Carrier, OnDeposit
     from exogym_core.ranks.journal import Journal
     from exogym_core.ranks.processes.rank_block import Body
+    from exogym_core.ranks.spec import WorkerSpec
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
 
@@ -47,9 +48,8 @@ def run_on_ray(
     world: World,
     body: Body,
     *,
+    spec: WorkerSpec,
     seed: int,
-    processes: int | None,
-    address: str | None,
     intra_op_threads: int,
     on_row: Callable[[StampedRow], None],
     on_deposit: OnDeposit | None,
@@ -61,9 +61,8 @@ def run_on_ray(
     Args:
         world: where the run takes place.
         body: as `run_ranks` has it.
+        spec: which cluster; how many actors (None: as many as it has room for, and no more than ranks); GPUs of each.
         seed: random streams are made from (seed, rank).
-        processes: how many actors; None: as many as the cluster has room for, and no more than ranks.
-        address: see `RayCluster`.
         intra_op_threads: cores that each actor asks for.
         on_row: told of every row that a rank has marked, in order of virtual time.
         on_deposit: told what ranks deposit; the tensors are fetched here.
@@ -77,34 +76,29 @@ def run_on_ray(
         NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure or its node's loss.
         InputError: there is no cluster, it is too small, or `body` cannot be sent.
     """
-    with RayCluster(address) as cluster:
-        room = cluster.num_cpus // intra_op_threads
-        num = processes if processes is not None else max(1, min(world.num_ranks, room))
-        needs = {"num_cpus": intra_op_threads}
+    with RayCluster(spec.address) as cluster:
+        needs = {"num_cpus": float(intra_op_threads)}
+        if spec.num_gpus:
+            needs["num_gpus"] = float(spec.num_gpus)
+        num = spec.processes or max(1, min(world.num_ranks, cluster.room_for(needs)))
         cluster.require(needs, "an actor of ranks")
-        cluster.require_all(num * intra_op_threads, f"workers on ray in {num} processes")
+        cluster.require_all(needs, num, f"workers on ray in {num} processes")
         blocks = blocks_of(world.num_ranks, num)
         start = partial(_Home, world, seed=seed, intra_op_threads=intra_op_threads, num_homes=num)
+        store = _Referring(ObjectStore(cluster.ray, num))
+        told = on_deposit and partial(_deposited, cluster, on_deposit)
         with _Homes(cluster, blocks, start, needs, dumps_for_child(body)) as homes:
-            store = ObjectStore(cluster.ray, num)
-
-            def deposited(rank: int, note: Mapping[str, Any], tensors: Sequence[Any]) -> None:
-                if on_deposit is not None:
-                    on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
-
-            run = ProcessRun(
-                world,
-                blocks,
-                _Referring(store),
-                on_row,
-                deposited,
-                journal,
-                recorder,
-                combined_far(homes.reduce_at),
-            )
+            combined = combined_far(homes.reduce_at)
+            run = ProcessRun(world, blocks, store, on_row, told, journal, recorder, combined)
             run.run(homes)
             run.failure.raise_if_any()
     return run
+
+
+def _deposited(
+    cluster: RayCluster, on_deposit: OnDeposit, rank: int, note: Mapping[str, Any], tensors: Sequence[Any]
+) -> None:
+    on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
 
 
 class _Referring:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RayCluster"]
 
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+
 
 class RayCluster:
     """Context manager: connected while entered. Where this process is connected already, that connection is used.
@@ -98,26 +100,33 @@ class RayCluster:
         Raises:
             InputError: no node has as much.
         """
-        names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        if any(all(node.get(names[key], 0) >= amount for key, amount in needs.items()) for node in nodes):
+        if any(all(node.get(_NAMES[key], 0) >= amount for key, amount in needs.items()) for node in nodes):
             return
-        wanted = ", ".join(f"{amount:g} {names[key]}" for key, amount in needs.items())
+        wanted = ", ".join(f"{amount:g} {_NAMES[key]}" for key, amount in needs.items())
         most = ", ".join(
-            f"{max((node.get(names[key], 0) for node in nodes), default=0):g} {names[key]}" for key in needs
+            f"{max((node.get(_NAMES[key], 0) for node in nodes), default=0):g} {_NAMES[key]}" for key in needs
         )
         raise InputError(f"ray: {who} needs {wanted}, and no node has more than {most}: add a node that has")
 
-    def require_all(self, num_cpus: int, who: str) -> None:
-        """Refuse what all nodes together can never hold.
+    def room_for(self, needs: Mapping[str, float]) -> int:
+        """How many that need so much each the whole cluster can hold, nobody else being there."""
+        has = self.ray.cluster_resources()
+        return int(min(has.get(_NAMES[key], 0) // amount for key, amount in needs.items()))
+
+    def require_all(self, needs: Mapping[str, float], num: int, who: str) -> None:
+        """Refuse what all nodes together can never hold: `num` times those needs.
 
         Raises:
-            InputError: they have fewer cores.
+            InputError: they have less.
         """
-        if num_cpus > self.num_cpus:
-            raise InputError(
-                f"ray: {who} need {num_cpus} CPU, and the cluster has {self.num_cpus}: use fewer"
-            )
+        has = self.ray.cluster_resources()
+        for key, amount in needs.items():
+            there = has.get(_NAMES[key], 0)
+            if num * amount > there:
+                raise InputError(
+                    f"ray: {who} need {num * amount:g} {_NAMES[key]}, and the cluster has {there:g}: use fewer"
+                )
 
     def submit(
         self, call: Callable[..., Any], *arguments: Any, needs: Mapping[str, float], tries: int
