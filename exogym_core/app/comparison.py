@@ -162,6 +162,8 @@ class _Run:
             result.correlation,
             seed=self.file_seed,
         )
+        if result.link_history:
+            self.folder.write_links(str(self.entry.label), result.link_history, seed=self.file_seed)
         self._note(summary_entry(self.experiment, self.entry, result))
 
     def fail(self, error: Exception) -> None:

@@ -43,6 +43,8 @@ class FitResult:
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms by which collectives went over the simulated network, by operation.
+        link_history: rows of virtual_seconds and of the payload bytes that had crossed each link by then (`a->b`), at
+            some instants.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
             ranks which sum to them: computing; waiting for bytes that were under way; waiting for those who had
@@ -84,6 +86,7 @@ class FitResult:
     compute_utilisation: float | None = None
     window_limit: str | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
+    link_history: list[dict[str, float]] = field(default_factory=list)
     compute_seconds: list[float] = field(default_factory=list)
     exposed_seconds: list[float] = field(default_factory=list)
     computing_seconds: float | None = None

@@ -292,6 +292,10 @@ class RunFolder:
             tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
             self.write_text(f"models/{name}.safetensors", save(dict(sorted(tensors.items()))))
 
+    def write_links(self, label: str, rows: Sequence[Mapping[str, Any]], *, seed: int | None = None) -> None:
+        """What had crossed each link in the course of a run: `virtual_seconds`, and bytes by link."""
+        self.write_text(f"links/{seeded_name(label, seed)}.csv", csv_text(rows, ("virtual_seconds",)))
+
     def write_summary(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """One object a strategy. What is not finite is written as null, since JSON has no NaN."""
         plain = [{key: _finite(value) for key, value in entry.items()} for entry in entries]
@@ -362,7 +366,18 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        path = self.path / "metrics" / f"{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv"
+        return self._read_numbers(f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv")
+
+    def read_links(self, label: str, seed: int | None = None) -> list[dict[str, float]]:
+        """What `write_links` wrote; empty where there was no network.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv")
+
+    def _read_numbers(self, relative: str) -> list[dict[str, float]]:
+        path = self.path / relative
         if not path.is_file():
             return []
         try:

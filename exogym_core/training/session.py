@@ -132,6 +132,7 @@ class Session:
 def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool, num_nodes: int) -> None:
     """Where the workers' time went, and by which algorithms."""
     result.collectives, result.window_limit = run.collectives, run.window_limit
+    result.link_history = run.link_history
     result.compute_seconds = run.compute_seconds[:num_nodes]
     result.exposed_seconds = run.exposed_seconds[:num_nodes]
     if not has_absences:  # else it ended without those who were left behind

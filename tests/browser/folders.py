@@ -54,6 +54,12 @@ def write_run(path: Path, speed: float = 1.0, *, is_traced: bool = False, **sett
         by_seed = [_seed(run, name, seed, speed * (4 - position) / 2, position) for seed in SEEDS]
         entries.append({"name": name, "strategy": name, "steps": STEPS, "seeds": list(SEEDS), "by_seed": by_seed,
                         **{key: by_seed[1][key] for key in by_seed[1] if key != "seed"}})  # fmt: skip
+    for position, name in enumerate(NAMES):
+        rows = [
+            {"virtual_seconds": at, "ann->exchange": min(at, 10.0) * 2.5e6 / (1 + position), "exchange->bob": 1e6 * at}
+            for at in (0.0, 10.0, 20.0, 80.0)
+        ]  # fmt: skip
+        run.write_links(name, rows, seed=SEEDS[0])
     run.write_summary(entries)
     run.release()
     if is_traced:

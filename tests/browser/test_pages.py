@@ -156,6 +156,9 @@ def test_links_show_what_they_carried(browser: Browser, pages: dict[str, Path]) 
         tab.evaluate(move, 9)
         busy = tab.evaluate(colour)
         assert "busiest is ann to exchange with 100 %" in (tab.text_content("#use .readout") or "")
+        tab.select_option("#use select", label="DiLoCo")
+        assert "busiest is ann to exchange with 50 %" in (tab.text_content("#use .readout") or "")
+        assert tab.evaluate(colour) != busy
         tab.evaluate(move, None)
         assert tab.evaluate(colour) != busy
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
+from exogym_core.communicator.simulated.link_history import LinkHistory
 from exogym_core.communicator.values import Combine, combine
 from netsim.collectives import (
     Abridged,
@@ -176,6 +177,7 @@ class Simulation:
         away: ranks that wait for something of their own while others' time is running out: the clock goes on.
         algorithms: of each operation that was played, the algorithms that it went by.
         window_limit: the way on which a sender's window limited collectives most; None where links did.
+        link_history: what crossed links, looked at with every row; None without a topology.
     """
 
     def __init__(
@@ -209,6 +211,8 @@ class Simulation:
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         if recorder is not None and self.network is not None:
             recorder.watch(self.network)
+        self.link_history = LinkHistory(self.network) if self.network is not None else None
+        self._on_row = on_row
         faults = Faults(self.network) if self.network is not None else None
         self.kernel = Kernel(
             world.num_ranks,
@@ -217,7 +221,7 @@ class Simulation:
             start=self._start if self.network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
-            on_row=on_row,
+            on_row=self._row,
             blame=faults.blame if faults is not None else lambda: "",
             is_hopeless=faults.is_hopeless if faults is not None else None,
             on_span=recorder.spans.append if recorder is not None else None,
@@ -249,6 +253,11 @@ class Simulation:
     def wait_for_clock(self, rank: int) -> None:
         """`rank`, which has a question in its stream, is blocked until `on_answer`."""
         self.exchange.block(rank, CLOCK)
+
+    def _row(self, row: StampedRow) -> None:
+        if self.link_history is not None:
+            self.link_history.look()
+        self._on_row(row)
 
     def _refill(self, rank: int) -> None:
         """Have ranks run until the kernel has this one's next request.

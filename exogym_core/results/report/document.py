@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["Figure", "Listing", "Page", "TextTable", "encoded", "render_page"]
 
 _ASSETS = "exogym_core.results.report"
+_SCRIPTS = (
+    "data",
+    "elements",
+    "axes",
+    "chart",
+    "controls",
+    "curves",
+    "links",
+    "trace",
+    "page",
+)  # in this order
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Page:
         curves: what the interactive ones show (`exogym_core.results.report.interactive`); None: there are none.
         tables: further ones.
         network: its matrix (`network_matrix`), and drawings of it.
-        use: what links carried (`link_use`).
+        use: what links carried, a run each (`link_use`).
         trace: the name of a file beside the page, and the same base64, where it is small enough.
         experiments: files that run again, and environments.
         experiments_note: how they are run again.
@@ -94,7 +105,7 @@ class Page:
     tables: Sequence[TextTable] = ()
     network: Mapping[str, Any] | None = None
     drawings: Sequence[Drawing] = ()
-    use: Mapping[str, Any] | None = None
+    use: Sequence[Mapping[str, Any]] = ()
     trace: tuple[str, str | None] | None = None
     experiments: Sequence[Listing] = ()
     experiments_note: str = ""
@@ -106,7 +117,7 @@ def render_page(page: Page) -> str:
 
     is_interactive = page.curves is not None
     style = _asset("page.css") + (_asset("uplot/uPlot.min.css") if is_interactive else "")
-    scripts = [_library(), _asset("page.js")] if is_interactive else []
+    scripts = [_library(), _own_script()] if is_interactive else []
     template = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(_asset("page.html"))
@@ -119,6 +130,12 @@ def render_page(page: Page) -> str:
         script_hashes=[_hash(script) for script in scripts],
         data=_json(data) if is_interactive else None,
     )
+
+
+def _own_script() -> str:
+    """The scripts of the page as one, in a function of its own: it leaves no names behind but `netgym`."""
+    parts = "\n".join(_asset(f"scripts/{name}.js") for name in _SCRIPTS)
+    return f'(() => {{\n"use strict";\n\n{parts}}})();\n'
 
 
 def _library() -> str:

@@ -1,4 +1,4 @@
-"""Data of the interactive curves: what page.js draws, as plain numbers and names."""
+"""Data of the interactive curves: what the scripts of the page draw, as plain numbers and names."""
 
 from __future__ import annotations
 

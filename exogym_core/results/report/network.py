@@ -1,11 +1,11 @@
-"""The network on the page: bandwidth and latency by places, a drawing, and what links carried in a traced run."""
+"""The network on the page: bandwidth and latency by places, a drawing, and what links carried."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from exogym_core.names import visible
 from netsim.files.units import format_bits_per_second, format_seconds
@@ -14,13 +14,10 @@ from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["Drawing", "draw_network", "link_use", "network_matrix"]
 
 _MAX_PLACES = 24  # a larger matrix is not read by anyone, nor is a larger drawing
-_MOST_TRACED_BYTES = 400_000_000  # of text in a trace
-_MOST_PACKED_BYTES = 12_000_000
 _SPANS = 120  # of the run's time, for each of which a link's mean use is told
 
 
@@ -149,46 +146,52 @@ def draw_network(topology: Any) -> list[Drawing]:
     return drawings
 
 
-def link_use(trace: Path, topology: Any) -> Mapping[str, Any] | None:
-    """What each link carried, as a trace tells it: `span_seconds`, and `links`: name -> share of its capacity by span.
+def link_use(
+    histories: Sequence[tuple[str, Sequence[Mapping[str, float]]]], topology: Any
+) -> list[dict[str, Any]]:
+    """What links carried in each run, for the page's slider; empty where nothing is drawn or known.
 
-    None where there is no trace, or it is too large to be read for a page, or is no trace.
+    Args:
+        histories: (name of the run, rows of `virtual_seconds` and of bytes by link from the start).
+        topology: of all of them.
+
+    Returns:
+        A run each: `name`, `span_seconds`, and `links`: name -> share of its stated capacity in each span.
     """
-    if not isinstance(topology, dict) or not trace.is_file() or trace.stat().st_size > _MOST_PACKED_BYTES:
-        return None
+    if not isinstance(topology, dict):
+        return []
     network = Topology.from_mapping(topology, "experiment.yaml: topology")
-    capacity = {f"{link.source}->{link.target}": link.bits_per_second for link in network.links}
-    changes: dict[str, list[tuple[float, float]]] = {}
-    end, read = 0.0, 0
-    try:
-        with gzip.open(trace, "rt", encoding="utf-8") as lines:
-            for line in lines:  # an event each
-                read += len(line)
-                if read > _MOST_TRACED_BYTES:
-                    return None
-                if '"ts":' not in line:
-                    continue
-                event = json.loads(line.strip().rstrip(",").removesuffix("]}").rstrip())
-                end = max(end, (event["ts"] + event.get("dur", 0.0)) / 1e6)
-                if event["ph"] == "C" and event["name"] in capacity:
-                    changes.setdefault(event["name"], []).append(
-                        (event["ts"] / 1e6, event["args"]["Mbit/s"] * 1e6)
-                    )
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
-        return None
-    if not changes or end <= 0:
-        return None
-    used = {name: _shares(points, end, capacity[name]) for name, points in changes.items()}
-    return {"span_seconds": end / _SPANS, "links": used}
+    sketch = Sketch.of(network)
+    if not 1 < len(sketch.places) <= _MAX_PLACES:
+        return []
+    drawn = {f"{link.source}->{link.target}" for wire in sketch.wires for link in (wire.there, wire.back)}
+    capacity = {
+        name: link.bits_per_second
+        for link in network.links
+        if (name := f"{link.source}->{link.target}") in drawn
+    }
+    used = []
+    for name, rows in histories:
+        links = {link: _shares(rows, link, rate) for link, rate in capacity.items() if _known(rows, link)}
+        if links:
+            used.append(
+                {
+                    "name": visible(name, 60),
+                    "span_seconds": rows[-1]["virtual_seconds"] / _SPANS,
+                    "links": links,
+                }
+            )
+    return used
 
 
-def _shares(points: Sequence[tuple[float, float]], end: float, capacity: float) -> list[float]:
-    """Mean share of the capacity in each of equal spans."""
-    length = end / _SPANS
-    sums = [0.0] * _SPANS
-    for (begin, rate), (until, _) in zip(points, [*points[1:], (end, 0.0)], strict=True):
-        first, last = int(begin / length), min(int(until / length), _SPANS - 1)
-        for span in range(first, last + 1):
-            inside = min(until, (span + 1) * length) - max(begin, span * length)
-            sums[span] += max(inside, 0.0) * rate
-    return [round(bits / length / capacity, 3) for bits in sums]
+def _known(rows: Sequence[Mapping[str, float]], link: str) -> bool:
+    return len(rows) > 1 and rows[-1]["virtual_seconds"] > 0 and all(link in row for row in rows)
+
+
+def _shares(rows: Sequence[Mapping[str, float]], link: str, bits_per_second: float) -> list[float]:
+    """Mean share of the capacity in each of equal spans; between two rows bytes flow evenly."""
+    instants = [row["virtual_seconds"] for row in rows]
+    edges = np.linspace(0.0, instants[-1], _SPANS + 1)
+    crossed = np.interp(edges, instants, [row[link] for row in rows])
+    shares = np.diff(crossed) * 8 / (instants[-1] / _SPANS) / bits_per_second
+    return [round(share, 3) for share in shares.tolist()]

@@ -96,7 +96,7 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
         tables=[_how_each_was_run(runs)] if runs else [],
         network=network_matrix(topology),
         drawings=draw_network(topology),
-        use=link_use(folder.path / _TRACE, topology),
+        use=link_use(_histories(folder, results), topology),
         trace=_trace_of(folder),
         experiments=[Listing("experiment.yaml", results.experiment_yaml), *environment_of(folder)],
         experiments_note="This file runs again as it is: netgym compare experiment.yaml",
@@ -118,6 +118,12 @@ def environment_of(folder: RunFolder) -> list[Listing]:
     if not path.is_file():
         return []
     return [Listing("environment.json", path.read_text(encoding="utf-8", errors="replace"))]
+
+
+def _histories(folder: RunFolder, results: Results) -> list[tuple[str, list[dict[str, float]]]]:
+    """Of each strategy's first seed, what had crossed each link."""
+    seed = results.seeds[0] if len(results.seeds) > 1 else None
+    return [(result.name, folder.read_links(result.name, seed)) for result in results.strategies]
 
 
 def _trace_of(folder: RunFolder) -> tuple[str, str | None] | None:

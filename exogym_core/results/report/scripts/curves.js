@@ -1,0 +1,92 @@
+// The curves, and what all workers sent over time.
+
+function showCurves(section) {
+  const state = { align: told.align, measure: Object.keys(told.measures)[0], logX: null, logY: true };
+  const chart = new Chart(section);
+  const tools = element("div", { class: "tools" });
+  const reset = element("button", { type: "button", disabled: true }, "Show all");
+  reset.addEventListener("click", () => chart.reset());
+  chart.zoomed = () => { reset.disabled = !chart.isZoomed; };
+  const farApart = (curves) => {
+    const ends = curves.map((curve) => curve.x[curve.x.length - 1]).filter((end) => end > 0);
+    return Math.max(...ends) > 12 * Math.min(...ends);
+  };
+  const logX = toggle("log x", false, (on) => { state.logX = on; draw(); });
+  const logY = toggle("log y", true, (on) => { state.logY = on; draw(); });
+
+  function draw() {
+    const curves = told.curves
+      .filter((each) => each.measures[state.measure] && each.measures[state.measure][state.align])
+      .map((each) => {
+        const { [state.align]: x, value: y, least, most } = each.measures[state.measure];
+        return { ...each, x, y, least, most };
+      });
+    const isLog = state.logX ?? farApart(curves);
+    logX.setAttribute("aria-pressed", String(isLog));
+    chart.show({
+      curves,
+      label: `${told.measures[state.measure]} against ${ALIGNMENTS[state.align]}`,
+      x: { label: ALIGNMENTS[state.align], write: WRITE[state.align], log: isLog },
+      y: { write: number, log: state.logY },
+      target: state.measure === "loss" ? told.target : null,
+      shade: shading(state.align, curves),
+      remark: remarks(state.align, curves),
+    });
+  }
+
+  const alignments = Object.fromEntries(told.alignments.map((name) => [name, name]));
+  tools.append(choice("Align by", alignments, state.align, (value) => { state.align = value; state.logX = null; draw(); }));
+  if (Object.keys(told.measures).length > 1) {
+    const select = element("select", { "aria-label": "What is shown" },
+      ...Object.entries(told.measures).map(([name, text]) => element("option", { value: name }, text)));
+    select.addEventListener("change", () => {
+      state.measure = select.value;
+      state.logY = select.value !== "accuracy";
+      logY.setAttribute("aria-pressed", String(state.logY));
+      draw();
+    });
+    tools.append(select);
+  }
+  tools.append(logX, logY, reset);
+  section.querySelector("h2").after(tools);
+  section.append(element("p", { class: "note" },
+    "Drag to zoom, double-click or \u201cShow all\u201d to go back; names switch curves on and off. " +
+    (told.curves.some((each) => each.runs > 1) ? "Lines are means over runs, bands go from the lowest to the highest. " : "") +
+    (told.weather.length ? "Grey: a link or host was down or slow. " : "") +
+    (told.curves.some((each) => each.absences.length) ? "Colour at the foot: ranks were away (first run). " : "") +
+    (told.left_out ? `${told.left_out} more groups are in the table only. ` : "")));
+  section.hidden = false;
+  draw();
+  return chart;
+}
+
+function showUse(section) {
+  const known = told.curves.filter((each) => each.use);
+  if (!known.length) return null;
+  section.append(element("h2", {}, "Use of the network over time"));
+  const tools = element("div", { class: "tools" });
+  const chart = new Chart(section);
+  const state = { what: "sent" };
+  const draw = () => {
+    const curves = known.filter((each) => each.use[state.what]).map((each) => ({
+      ...each, x: [0, ...each.use.seconds], y: [each.use[state.what][0], ...each.use[state.what]], stepped: true,
+    }));
+    const ends = curves.map((curve) => curve.x[curve.x.length - 1]);
+    chart.show({
+      curves,
+      label: "Bits per second that all workers sent, against virtual time",
+      x: { label: ALIGNMENTS.time, write: seconds, log: Math.max(...ends) > 12 * Math.min(...ends) },
+      y: { write: rate, log: false },
+      shade: shading("time", curves),
+      remark: remarks("time", curves),
+    });
+  };
+  if (known.some((each) => each.use.wan)) {
+    tools.append(choice("What is counted", { sent: "all workers", wan: "between regions" }, "sent", (value) => { state.what = value; draw(); }));
+    section.insertBefore(tools, chart.plotted);
+  }
+  section.append(element("p", { class: "note" },
+    "Payload that workers sent a second, means over sixtieths of each run (of the first, where there are several)."));
+  draw();
+  return chart;
+}

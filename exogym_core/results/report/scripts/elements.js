@@ -1,0 +1,37 @@
+// Elements, and numbers as texts. Names are text, never markup.
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+function swatch(colour, dash) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  const set = (target, all) => Object.entries(all).forEach(([name, value]) => target.setAttribute(name, value));
+  set(svg, { width: 22, height: 10, "aria-hidden": "true" });
+  set(line, { x1: 0, x2: 22, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash.join(" ") });
+  svg.append(line);
+  return svg;
+}
+
+const number = (value, digits = 4) => {
+  if (value === null || value === undefined) return "";
+  return String(Number(value.toPrecision(digits))).replace("e+", "e");
+};
+const scaled = (value, units, digits) => {
+  const [size, unit] = units.find(([size]) => Math.abs(value) >= size) || units[units.length - 1];
+  return `${number(value / size, digits)} ${unit}`;
+};
+const seconds = (value, digits = 4) =>
+  value === 0 ? "0 s" : scaled(value, [[172800, "d"], [7200, "h"], [300, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "us"]], digits);
+const bytes = (value, digits = 4) =>
+  value === 0 ? "0 B" : scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]], digits);
+const rate = (value, digits = 4) =>
+  value === 0 ? "0" : scaled(value, [[1e9, "Gbit/s"], [1e6, "Mbit/s"], [1e3, "kbit/s"], [1, "bit/s"]], digits);
+const WRITE = { time: seconds, steps: number, bytes };

@@ -1,0 +1,89 @@
+"""What crossed each link in the course of a run: every run's page can show it, and looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from exogym_core.app.cli import main
+from exogym_core.ranks.run import run_ranks
+from exogym_core.results.record import RunFolder
+from exogym_core.results.report.network import link_use
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exogym_core.communicator.base import Communicator
+
+TWO = {
+    "name": "two",
+    "hosts": ["a", "b"],
+    "links": [{"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "0 s"}],
+}
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [8]}
+workers: {count: 4, kind: threads}
+device: cpu
+topology: wan-4-regions
+compute: 50 ms
+steps: 4
+evaluate: {every: 2, samples: 32}
+strategies: [{name: AllReduce, lr: 0.01}, {name: DiLoCo, H: 2, lr: 0.01}]
+"""
+
+
+def _sends(comm: Communicator, num_steps: int = 1000) -> None:
+    for step in range(num_steps):
+        if comm.rank == 0:
+            comm.send(torch.zeros(250), 1)
+        else:
+            comm.recv(torch.empty(250), 0)
+        comm.advance(0.001)
+        comm.mark({"step": step})
+
+
+def test_bytes_are_those_of_the_links_at_a_bounded_number_of_instants() -> None:
+    """1,000 messages of 1,000 B at 1 MB/s, and 1 ms of computing after each."""
+    found = run_ranks(_sends, 2, TWO, workers="threads", protocol="ideal")
+    rows = found.link_history
+    assert 120 <= len(rows) <= 241
+    assert rows[0] == {"virtual_seconds": 0.0, "a->b": 0}
+    assert rows[-1] == {"virtual_seconds": found.virtual_seconds, "a->b": 1_000_000}
+    assert found.link_bytes == [1_000_000, 0]
+    instants = [row["virtual_seconds"] for row in rows]
+    assert instants == sorted(set(instants))
+    for row in rows[1:-1]:
+        assert row["a->b"] == pytest.approx(row["virtual_seconds"] * 500_000, abs=1_001)
+    (use,) = link_use([("sends", rows)], TWO)
+    assert use["span_seconds"] == pytest.approx(2.0 / 120, rel=0.01)
+    assert use["links"] == {"a->b": pytest.approx([0.5] * 120, abs=0.1)}
+
+
+def test_every_compared_run_tells_what_its_links_carried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No trace is asked for: a file a strategy, which no digest covers, and on the page a choice of strategies."""
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    assert main(["compare", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--json"]) == 0
+    digest = json.loads(capsys.readouterr().out)["digest"]
+    folder = RunFolder(tmp_path / "out")
+    every, seldom = folder.read_links("AllReduce"), folder.read_links("DiLoCo")
+    wan = "us-east->eu"
+    assert every[-1][wan] == pytest.approx(2 * seldom[-1][wan], rel=0.01)
+    page = (tmp_path / "out/report.html").read_text()
+    assert '"use":[{"name":"AllReduce","span_seconds":' in page
+    assert '{"name":"DiLoCo","span_seconds":' in page
+    (tmp_path / "out/links/DiLoCo.csv").unlink()
+    assert folder.digest() == digest
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert '{"name":"DiLoCo","span_seconds":' not in (tmp_path / "out/report.html").read_text()
+
+
+def test_networks_that_are_not_drawn_have_no_use() -> None:
+    assert link_use([("a", [{"virtual_seconds": 0.0}, {"virtual_seconds": 1.0}])], None) == []
+    assert link_use([("a", [])], TWO) == []
