@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exogym_core.app.bench.entry import board_rows, digest_of, strategy_reference
+from exogym_core.app.bench.entry import board_rows, digest_of, own_entry
 from exogym_core.app.cli import main
 from exogym_core.app.studies.study import Study
+from exogym_core.strategy import STRATEGIES
+from netsim.files.documents import load_document
 from netsim.files.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIER = """\
 name: bench-tiny
@@ -143,6 +144,7 @@ def test_who_holds_more_targets_leads_then_who_is_sooner() -> None:
         ("x = 1", "has no class that derives from a strategy: call the one to be run Entry"),
         ("class A(B): pass\nclass C(B): pass", "has A, C: call the one to be run Entry"),
         ("class A(:", "cannot be read as Python"),
+        ("class A(B): pass\nOPTIONS = rates()", "mine.py:2: OPTIONS is no plain mapping"),
     ],
 )
 def test_files_that_do_not_say_which(text: str, told: str, tmp_path: Path) -> None:
@@ -150,26 +152,84 @@ def test_files_that_do_not_say_which(text: str, told: str, tmp_path: Path) -> No
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        strategy_reference(path)
+        own_entry(path)
     assert told in str(caught.value)
     path.write_text("raise SystemExit\nclass One(Base): pass\nclass _Part(Base): pass\nclass Plain: pass")
-    assert strategy_reference(path) == "mine:One"
+    assert own_entry(path) == ("mine:One", {})
 
 
-def test_the_shipped_tier_makes_valid_points(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two tasks on two networks with six strategies and three seeds, the second task at a rate of its own."""
-    from importlib import resources
-    from pathlib import Path
+def test_one_shipped_strategy_or_all_of_a_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By name, with the options that each task lists for it; a file has options by task of its own."""
+    point = (
+        "{task: {name: digits}, strategies: [{name: AllReduce, lr: 0.02}, {name: FedAvg, H: 2, lr: 0.01}]}"
+    )
+    text = TIER.partition("strategies:")[0] + "strategies: [AllReduce]\n"
+    (tmp_path / "tier.yaml").write_text(
+        f"{text}topology: lan\nsweep: {{points: [{point}]}}\n".replace("seeds: 2", "seeds: 1")
+    )
+    tier = ["--tier", str(tmp_path / "tier.yaml"), "--json"]
 
-    study = Study.of_file(Path(str(resources.files("exogym_core.app.bench").joinpath("small.yaml"))))
+    def ran(*what: str) -> dict[str, Any]:
+        out = tmp_path / "-".join(["out", *(Path(each).stem for each in what)])
+        assert main(["bench", *what, *tier, "--out", str(out)]) == 0
+        entries = json.loads(capsys.readouterr().out)["entries"]
+        stored = Study.open(out).experiment_at(Study.open(out).sweep.grid()[0])
+        rates = {each.label: each.options["lr"] for each in stored.strategies}
+        assert set(rates) == {entry["strategy"] for entry in entries}
+        digests.update(entry["tier_digest"] for entry in entries)
+        return rates
+
+    digests: set[str] = set()
+    assert ran() == {"AllReduce": 0.02}
+    assert ran("FedAvg") == {"FedAvg": 0.01}
+    assert ran("all") == {"AllReduce": 0.02, "FedAvg": 0.01}
+    (tmp_path / "mine.py").write_text(
+        MINE.replace("lr=0.02, ", "") + '\nOPTIONS = {"digits": {"lr": 0.03}}\n'
+    )
+    assert ran(str(tmp_path / "mine.py")) == {"mine": 0.03}
+    assert len(digests) == 1, "all are on one board"
+    assert main(["bench", "--resume", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["entries"][0]["tier_digest"] in digests
+    assert main(["bench", "FedAgv", *tier]) == 2
+    assert "did you mean 'FedAvg'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks", "networks"),
+    [
+        ("small", ["digits", "text"], ["wan-4-regions", "home-tiers"]),
+        (
+            "full",
+            ["digits", "text", "text"],
+            ["wan-4-regions", "home-tiers", "two-datacenters", "home-churn"],
+        ),
+    ],
+)
+def test_shipped_tiers_make_valid_points(
+    name: str, tasks: list[str], networks: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every task on every network with three seeds, for every shipped strategy; six are run without being asked for."""
+    path = Path(str(resources.files("exogym_core.app.bench").joinpath(f"{name}.yaml")))
+    study = Study.of_file(path)
     experiments = [study.experiment_at(point) for point in study.sweep.grid()]
-    assert [experiment.settings.task.name for experiment in experiments] == [
-        "digits",
-        "text",
-        "digits",
-        "text",
-    ]
-    assert all(len(experiment.strategies) == 6 and len(experiment.seeds) == 3 for experiment in experiments)
-    assert {experiment.strategies[0].options["lr"] for experiment in experiments} == {4e-3, 2e-3}
+    assert [each.settings.task.name for each in experiments] == tasks * len(networks)
+    assert list(dict.fromkeys(each.topology.name for each in experiments if each.topology)) == networks
+    for experiment in experiments:
+        assert sorted(entry.label for entry in experiment.strategies) == sorted(STRATEGIES)
+        assert len(experiment.seeds) == 3
+    assert len(load_document(path).data["strategies"]) == 6  # type: ignore[call-overload, index]
     assert main(["bench", "--tier", "huge"]) == 2
-    assert "choose from small, or give a file" in capsys.readouterr().err
+    assert "choose from full, small, or give a file" in capsys.readouterr().err
+
+
+def test_the_models_of_the_tiers_have_the_sizes_that_are_told() -> None:
+    """A byte GPT of a million parameters, and one of ten."""
+    path = Path(str(resources.files("exogym_core.app.bench").joinpath("full.yaml")))
+    study = Study.of_file(path)
+    sizes = []
+    for point in study.sweep.grid()[:3]:
+        experiment = study.experiment_at(point)
+        sizes.append(
+            sum(each.numel() for each in experiment.build_model(experiment.build_task()).parameters())
+        )
+    assert sizes == [25_274, 1_040_768, 9_575_936]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import replace
@@ -18,11 +19,14 @@ from exogym_core.app.runs import stdout
 from exogym_core.app.study_commands import ON_HELP
 from exogym_core.names import file_name, visible
 from netsim.files.documents import Document, load_document
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, unknown_name, unknown_names
 from netsim.files.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from exogym_core.app.bench.entry import Entry
+    from exogym_core.app.studies.study import Study
 
 __all__ = ["bench"]
 
@@ -34,7 +38,7 @@ _NOTE = (
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.argument("what", metavar="[FILE|STRATEGY|all]", required=False)
 @click.option(
     "--tier", metavar="NAME", default="small", show_default=True, help="Or a sweep's file of one's own."
 )
@@ -51,7 +55,7 @@ _NOTE = (
 @click.option("--on", "place", metavar="WHERE", help=ON_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and entries.")
 def bench(
-    file: Path | None,
+    what: str | None,
     tier: str,
     resume: Path | None,
     table: Path | None,
@@ -59,37 +63,41 @@ def bench(
     place: str | None,
     as_json: bool,
 ) -> None:
-    """Score the shipped strategies, or the one in FILE: virtual seconds and bytes to the target."""
+    """Score strategies: virtual seconds and bytes to the target.
+
+    Those that the tier names; or a shipped one by its name, or `all` of them; or the one in FILE.
+    """
+    from exogym_core.app.studies.study import Study
+
     if table is not None:
-        if file or resume or out or place:
+        if what or resume or out or place:
             raise InputError("--table: goes alone: leave out the other options")
         return _show_table(table, as_json=as_json)
-    return _bench(file, tier, resume, out, place, as_json=as_json)
-
-
-def _bench(
-    file: Path | None, tier: str, resume: Path | None, out: str | None, place: str | None, *, as_json: bool
-) -> None:
-    from exogym_core.app.bench.entry import entries_of, strategy_reference
-    from exogym_core.app.signals import Interruption
-    from exogym_core.app.studies.on_ray import runner_at
-    from exogym_core.app.studies.progress import SweepProgress
-    from exogym_core.app.studies.study import Study
-    from exogym_core.app.studies.sweep import run_sweep
-
-    document = _tier(tier)
-    facts: dict[str, Any] = {"tier": document.data["name"], "tier_digest": _digest(document.data)}  # type: ignore[index]
-    source = Path()
-    if file is not None:
-        reference = strategy_reference(file)
-        source, facts = file.parent, facts | {"source": file.read_text(encoding="utf-8")}
-        click.echo(f"code: strategy {reference} of {visible(file)}", err=True)
-        document = _with_strategy(document, reference)
+    if resume is not None and (out or (what and not what.endswith(".py"))):
+        raise InputError(f"--resume {visible(resume)}: goes on as it was begun: leave out the other options")
+    file = Path(what) if what is not None and what.endswith(".py") else None
     if resume is not None:
         study = Study.open(resume)
         study.folder.owned().clean()
+    elif file is not None:
+        document = _with_file(_tier(tier), file)
+        study = Study.create(document, file.parent, out, "bench")
     else:
-        study = Study.create(document, source, out, "bench")
+        study = Study.create(_with_named(_tier(tier), what), Path(), out, "bench")
+    return _bench(study, file, place, as_json=as_json)
+
+
+def _bench(study: Study, file: Path | None, place: str | None, *, as_json: bool) -> None:
+    from exogym_core.app.bench.entry import entries_of
+    from exogym_core.app.signals import Interruption
+    from exogym_core.app.studies.on_ray import runner_at
+    from exogym_core.app.studies.progress import SweepProgress
+    from exogym_core.app.studies.sweep import run_sweep
+
+    data: Any = study.document.data
+    facts: dict[str, Any] = {"tier": data["name"], "tier_digest": _digest(data)}
+    if file is not None:
+        facts["source"] = file.read_text(encoding="utf-8")
     console = Console(stderr=True)
     path = visible(study.folder.path)
     progress = SweepProgress(lambda line: console.print(Text(line), soft_wrap=True), study.sweep.num_points)
@@ -101,6 +109,9 @@ def _bench(
             again = f"netgym bench {visible(file) + ' ' if file else ''}--resume {path}"
             click.echo(f"interrupted: to go on: {again}", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
+        except InputError:
+            study.discard_if_empty()
+            raise
         finally:
             study.folder.release()
     entries = entries_of(study.folder.path, facts)
@@ -134,7 +145,7 @@ def _tier(name: str) -> Document:
 
 
 def _digest(data: Any) -> str:
-    """Of all that decides scores: the tier without its list of strategies."""
+    """Of all that decides scores: the tier without its lists of strategies."""
     plain = json.loads(json.dumps(_without_strategies(data)))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -146,12 +157,52 @@ def _without_strategies(data: Any) -> Any:
     return [_without_strategies(each) for each in data] if isinstance(data, list) else data
 
 
-def _with_strategy(document: Document, reference: str) -> Document:
-    """The tier with that strategy alone, as its defaults are."""
+def _with_named(document: Document, what: str | None) -> Document:
+    """The tier with the strategy of that name, with `all` that its tasks list, or with those that it names itself."""
+    data: Any = copy.deepcopy(document.data)
+    points = [point for point in _points(data) if isinstance(point.get("strategies"), list)]
+    listed = [_label(each) for each in (points[0] if points else data).get("strategies") or []]
+    if what is None:
+        listed = [_label(each) for each in data.get("strategies") or []]
+    elif what != "all":
+        if what not in listed:
+            raise unknown_name(
+                "strategy of the tier", what, ["all", *listed, "a file such as my_strategy.py"]
+            )
+        listed = [what]
+    for place in [*points, data]:
+        place["strategies"] = [each for each in place["strategies"] if _label(each) in listed]
+    data["strategies"] = data["strategies"] or listed
+    return replace(document, data=data)
+
+
+def _with_file(document: Document, file: Path) -> Document:
+    """The tier with the strategy in that file alone, on each task with the options that the file has for it."""
+    from exogym_core.app.bench.entry import own_entry
+
+    reference, options = own_entry(file)
+    click.echo(f"code: strategy {reference} of {visible(file)}", err=True)
     data = _without_strategies(document.data)
     label = reference.partition(":")[2]
     label = reference.partition(":")[0] if label == "Entry" else label
-    return replace(document, data={**data, "strategies": [{"name": reference, "label": label}]})
+    entry = {"name": reference, "label": label}
+    known = {_label(place["task"]) for place in [data, *_points(data)] if "task" in place}
+    if unknown := [task for task in options if task not in known]:
+        raise unknown_names(f"task in OPTIONS of {visible(file)}", unknown, sorted(known))
+    for place in [data, *_points(data)]:
+        if "task" in place:
+            place["strategies"] = [entry | options.get(_label(place["task"]), {})]
+    return replace(document, data=data)
+
+
+def _points(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    sweep = data.get("sweep")
+    points = sweep.get("points") if isinstance(sweep, dict) else None
+    return [point for point in points or () if isinstance(point, dict)]
+
+
+def _label(named: Any) -> str:
+    return str(named.get("label") or named.get("name")) if isinstance(named, dict) else str(named)
 
 
 def _table(entries: list[Entry]) -> Table:
@@ -163,7 +214,11 @@ def _table(entries: list[Entry]) -> Table:
 
 def _headings(entries: list[Entry]) -> list[str]:
     scores: list[dict[str, Any]] = max((entry["scores"] for entry in entries), key=len, default=[])
-    return ["strategy", "held", "score", *(f"{each['task']}, {each['topology']}" for each in scores)]
+    return ["strategy", "held", "score", *map(_heading, scores)]
+
+
+def _heading(score: dict[str, Any]) -> str:
+    return f"{score['task']} to {score['target_loss']:g}, {score['topology']}"
 
 
 def _rows(entries: list[Entry]) -> list[list[str]]:

@@ -64,6 +64,8 @@ class CNN(Classifier):
         hidden: width of the linear layer before the output.
         classes: number of classes.
         dropout: rate in the blocks; the linear layer has twice as much.
+        batch_norm: whether each convolution's output is normalised. Its running means are buffers, which no strategy
+            averages: without them all of a model is in its parameters.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class CNN(Classifier):
         hidden: int = 256,
         classes: int = 10,
         dropout: float = 0.25,
+        batch_norm: bool = True,
     ) -> None:
         super().__init__()
         blocks: list[nn.Module] = []
         for width in widths:
             for source in (channels, width):
-                blocks += [nn.Conv2d(source, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+                norm = [nn.BatchNorm2d(width)] if batch_norm else []
+                blocks += [nn.Conv2d(source, width, 3, padding=1), *norm, nn.ReLU()]
             blocks += [nn.MaxPool2d(2), nn.Dropout2d(dropout)]
             channels = width
         side = image_size >> len(widths)

@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from exogym_core.results.report.groups import Member
     from exogym_core.results.report.results import SeedResult
 
-__all__ = ["board_rows", "digest_of", "entries_of", "read_entries", "strategy_reference"]
+__all__ = ["board_rows", "digest_of", "entries_of", "own_entry", "read_entries"]
 
 Entry = dict[str, Any]
 
 
-def strategy_reference(path: Path) -> str:
-    """`module:Class` of the strategy in a file; nothing of the file is run.
+def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """`module:Class` of the strategy in a file, and its options by task; nothing of the file is run.
 
-    It is the class called `Entry`, or the only public one at the file's top that derives from something.
+    It is the class called `Entry`, or the only public one at the file's top that derives from something. Its options
+    are those of a plain `OPTIONS = {"digits": {"lr": 4e-3}, "text": {...}}` at the file's top, if there is one:
+    learning rates are each task's own, for shipped strategies and for others.
 
     Raises:
-        InputError: the file cannot be read, or it does not say which class it is.
+        InputError: the file cannot be read, or it does not say which class it is, or its options are not plain.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -56,7 +58,25 @@ def strategy_reference(path: Path) -> str:
     if len(names) != 1:
         told = f"has {', '.join(names)}" if names else "has no class that derives from a strategy"
         raise InputError(f"{visible(path)}: {told}: call the one to be run Entry")
-    return f"{path.stem}:{names[0]}"
+    return f"{path.stem}:{names[0]}", _options(tree, path)
+
+
+def _options(tree: ast.Module, path: Path) -> dict[str, dict[str, Any]]:
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or [ast.unparse(each) for each in node.targets] != ["OPTIONS"]:
+            continue
+        try:
+            options = ast.literal_eval(node.value)
+        except ValueError:
+            options = None
+        plain = isinstance(options, dict) and all(isinstance(each, dict) for each in options.values())
+        if not plain:
+            raise InputError(
+                f"{visible(path)}:{node.lineno}: OPTIONS is no plain mapping: write it as "
+                'OPTIONS = {"digits": {"lr": 4e-3}, "text": {"lr": 1e-3}}'
+            )
+        return dict(options)
+    return {}
 
 
 def entries_of(folder: Path, facts: Mapping[str, Any]) -> list[Entry]:
@@ -94,6 +114,7 @@ def _score(member: Member) -> dict[str, Any]:
         "task": member.value("task"),
         "model": member.value("model"),
         "topology": member.value("topology.name"),
+        "target_loss": member.settings["target_loss"],
         "held": len(held),
         "runs": len(member.result.runs),
         "virtual_seconds_to_target": math.fsum(seconds) / len(seconds) if all_held else None,
