@@ -264,3 +264,31 @@ def test_the_command_tells_mistakes(
     arguments = [each.format(**names) for each in arguments]
     assert main(["sweep", *arguments]) == 2
     assert capsys.readouterr().err.startswith(told.format(**names))
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "told"),
+    [
+        (
+            "optuna",
+            ["--search", "optuna", "--trials", "2", "--minimise", "final_loss"],
+            "search optuna: Optuna is not installed: pip install 'netgym[ray]'",
+        ),
+        ("ray", ["--on", "ray"], "ray: Ray is not installed: pip install 'netgym[ray]'"),
+    ],
+)
+def test_an_extra_that_is_missing_leaves_no_folder_behind(
+    missing: str,
+    options: list[str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Told with the line that installs it; a folder without a point would be in the way of `report runs/*`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)
+    path = write(tmp_path, "sweep: {strategies.*.lr: [0.01, 0.02]}\n")
+    assert main(["sweep", str(path), *options]) == 2
+    assert f"error: {told}\n" in capsys.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []

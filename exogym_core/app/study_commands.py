@@ -158,6 +158,9 @@ def _run(study: Study, place: str | None, *, is_new: bool, as_json: bool) -> Non
         except KeyboardInterrupt:
             click.echo(f"interrupted: to go on: netgym sweep --resume {path}", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
+        except InputError:
+            study.discard_if_empty()
+            raise
         finally:
             study.folder.release()
     if failed:

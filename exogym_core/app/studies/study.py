@@ -7,6 +7,7 @@ study.note(point, {"failed": True, ...})     # in summary.json
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -136,6 +137,13 @@ class Study:
         else:
             self.entries[self.entries.index(known)] = entry
         self.folder.write_summary(self.entries)
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a sweep of which no point was begun."""
+        if not self.entries:
+            with contextlib.suppress(OSError):  # something else was put there
+                (self.folder.path / POINTS).rmdir()
+                self.folder.discard()
 
     def digest(self) -> str:
         """SHA-256 over the points and their digests: the same for equal sweeps, stopped in between or not."""

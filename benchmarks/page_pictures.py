@@ -1,0 +1,45 @@
+"""Pictures of a run's page as a desk and a telephone show it.
+
+    netgym compare examples/digits_wan.yaml --out runs/demo
+    python benchmarks/page_pictures.py runs/demo --docs docs
+
+Needs a browser: see `make test-browser`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WIDTHS = {390: 2400, 1400: 1900}
+"""Pixels across, and how many down are kept."""
+MOVE = """() => { const slider = document.getElementById("instant");
+    if (slider) { slider.value = 3; slider.dispatchEvent(new Event("input")); } }"""
+"""The slider over the network, to where something is sent."""
+
+
+def main() -> None:
+    """Open the page at each width, and keep what is seen."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path, help="a run's folder")
+    parser.add_argument("--docs", type=Path, required=True, help="where the pictures go")
+    given = parser.parse_args()
+    from playwright.sync_api import sync_playwright  # of the extra `browser`
+
+    page = (given.run / "report.html").resolve()
+    with sync_playwright() as driver:
+        path = next(filter(None, map(shutil.which, NAMES)), None)
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for width, height in WIDTHS.items():
+            tab = browser.new_page(viewport={"width": width, "height": height})
+            tab.goto(page.as_uri())
+            tab.evaluate(MOVE)
+            tab.screenshot(path=given.docs / f"page-{width}.png")
+            tab.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
