@@ -58,6 +58,7 @@ _PAPER_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "netgym",
 }
 _SIZES = {"wide": ((8.0, 4.5), 144), "narrow": ((4.2, 4.4), 180)}  # inches, dots an inch
+_INCHES_A_NAME, _INCHES_ELSE = 0.19, 1.2
 _PAPER_SIZE = ((3.4, 2.55), 300)  # a column of two
 _UNDATED: dict[str, Any] = {
     "png": {"Software": None},
@@ -126,6 +127,9 @@ def _drawn(
 ) -> bytes | None:
     from matplotlib.figure import Figure
 
+    # As high as its names are: a legend beside the curves has a line each.
+    room = _INCHES_ELSE + _INCHES_A_NAME * len(shown.results.strategies)
+    inches = (inches[0], max(inches[1], room))
     # A figure of its own, not pyplot's: no window, no state kept between plots.
     figure = Figure(figsize=inches, layout="constrained", dpi=dpi)
     axes = figure.subplots()
