@@ -78,6 +78,7 @@ class NetsimGroup(GroupFace):
         if op != dist.ReduceOp.SUM:
             raise InputError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
         with self._session.call(), torch.no_grad():
+            self._session.waits("sparse_all_reduce")
             tensor.copy_(add_up_sparse(self._comm, tensor))
         return self._work("sparse_all_reduce", [], [tensor], shown_tensors=[])
 
@@ -236,10 +237,10 @@ class NetsimGroup(GroupFace):
     ) -> None:
         """As gloo's: rank 0 hears from each of the others in turn, then lets them go on; it names who has not come."""
         with self._session.call():
+            self._session.waits("monitored_barrier")
             monitored_barrier(
                 self._comm, DEFAULT_SECONDS if timeout is None else timeout.total_seconds(), wait_all_ranks
             )
-            self._session.waited("monitored_barrier")
 
     # c10d's names of the same calls until torch 2.12
     _allgather_base = all_gather_single
@@ -262,6 +263,7 @@ class NetsimGroup(GroupFace):
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
         with self._session.call():
+            self._session.waits("recvAnySource")
             source = self._comm.recv(tensors[0].detach(), None, tag)
         return self._work("recvAnySource", [], tensors, source=source)
 

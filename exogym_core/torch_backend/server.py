@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -29,7 +28,7 @@ from exogym_core.ranks.failures import told
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.arena import Arena
 from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
-from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
+from exogym_core.ranks.processes.channel import ChannelClosed, Ears, Pipe
 from exogym_core.ranks.processes.rank_block import RankBlock
 from exogym_core.ranks.processes.records import Ended, Failed
 from exogym_core.ranks.sent import SentBytes
@@ -73,8 +72,9 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     channel = Pipe(connection)
     try:
         channel.send((rank, os.getpid()))
-        world = channel.recv()
         arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=rank + 1)
+        channel.reads_ahead = True
+        world = channel.recv()
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
     block = RankBlock.alone(world, rank, channel, arena, _ended_run)
@@ -169,11 +169,11 @@ class _Guests:
 
     def __init__(self, channels: list[Pipe], pids: list[int]) -> None:
         self.channels, self.pids = channels, pids
+        self._ears = Ears(lambda index: [channels[index].fileno()])
 
     def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
         """Those that have sent something or ended, waiting for the first."""
-        owner = {self.channels[index].fileno(): index for index in indices}
-        return sorted(owner[fd] for fd in select.select(list(owner), [], [], timeout_seconds)[0])
+        return list(self._ears.ready(indices, timeout_seconds))
 
     def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
         """All that can be seen of a process that is nobody's child here."""
@@ -223,8 +223,9 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         functools.partial(combine, empty=arena.empty),
     )
     for channel in guests.channels:
-        channel.send(world)
         channel.send_fds([arena.fd])
+        channel.send(world)
+        channel.reads_ahead = True
     run.run(guests)
     if run.failure.error is not None:
         print(f"error: {run.failure.error}", file=sys.stderr, flush=True)

@@ -114,6 +114,7 @@ class RankSession:
         self.comm, self._compute = comm, compute
         self._uncharged: list[dist.Work] = []
         self._depth = 0
+        self._here: dict[str, str] = {}  # where it has waited, and has not told
         self.has_world = False  # the default group has been made
 
     def call(self) -> RankSession:
@@ -138,11 +139,19 @@ class RankSession:
     def end(self) -> None:
         """The program is through: what it has computed since its last call counts too."""
         with self.call():
-            pass
+            self._tell_place()
 
-    def waited(self, op: str) -> None:
-        """Tell where the program has just waited, and for what."""
-        self.comm.mark({"waited": op, "place": program_place()})
+    def waits(self, op: str) -> None:
+        """Tell where the program waits now, and for what: all waiting until the next such place is counted there."""
+        here = {"waited": op, "place": program_place()}
+        if here != self._here:
+            self._tell_place()
+            self._here = here
+
+    def _tell_place(self) -> None:
+        if self._here:
+            self.comm.mark(self._here)
+            self._here = {}
 
     # --- values that are there before their time -----------------------------------------------------------
 

@@ -49,16 +49,18 @@ def op_of(opts: Any) -> Any:
     return getattr(opts, "reduceOp", opts)
 
 
-def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], Tensor]]:
-    """A tensor that our collectives reduce, how, and the way back.
+def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], Tensor] | None]:
+    """A tensor that our collectives reduce, how, and the way back, if there is one.
 
     Raises:
         InputError: c10d's op has no meaning for the dtype.
     """
+    plain = tensor.detach()
+    if op == dist.ReduceOp.SUM and plain.dtype.is_floating_point:  # nearly always
+        return plain, "sum", None
     state = op.__getstate__() if hasattr(op, "__getstate__") else (op, None)
     kind, factor = (state[0], state[1]) if isinstance(state, tuple) else (op, None)
     word = str(getattr(kind, "name", kind)).rsplit(".", maxsplit=1)[-1].upper()
-    plain = tensor.detach()
     if word not in _OPS:
         word = next((name for name in _OPS if op == getattr(dist.ReduceOp, name, None)), word)
     if word not in _OPS:
@@ -73,7 +75,7 @@ def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], 
         name = "max" if _OPS[word] in ("sum", "max", "bor") else "min"
         name = "bxor" if word == "BXOR" else name
         return plain.to(torch.uint8), name, lambda value: value.to(torch.bool)
-    return plain, _OPS[word], lambda value: value
+    return plain, _OPS[word], None
 
 
 def plain_form(tensor: Tensor) -> Tensor:

@@ -62,10 +62,10 @@ class NetsimWork(dist.Work):
             self._session.settle_others(self)
             if not self._is_charged:
                 self._is_charged = True
+                if self._handles:
+                    self._session.waits(self._op)
                 for handle in self._handles:
                     handle.wait(seconds)
-                if self._handles:
-                    self._session.waited(self._op)
             self.deliver()
         return True
 

@@ -122,7 +122,8 @@ class Arena:
             return self._view(ref.content, ref.shape, ref.dtype)
         if not ref.content:
             return torch.empty(ref.shape, dtype=ref.dtype)
-        return torch.frombuffer(bytearray(ref.content), dtype=ref.dtype).view(ref.shape)
+        line = torch.frombuffer(bytearray(ref.content), dtype=ref.dtype)
+        return line if len(ref.shape) == 1 else line.view(ref.shape)
 
     def free(self, blocks: Sequence[Block]) -> None:
         """Hand out these blocks of one's own region again: nobody reads them any more."""

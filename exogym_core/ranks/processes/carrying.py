@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from exogym_core.communicator.values import Combine, combine
+from exogym_core.communicator.values import Combine, Outcome, combine
 from exogym_core.ranks.carrier import Carrier
 from exogym_core.ranks.processes.arena import Arena, blocks_in
 from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
@@ -39,13 +39,13 @@ from netsim.files.errors import BrokenCallError, InputError, MismatchError, Nets
 from netsim.ranks.requests import gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.carrier import OnDeposit
     from exogym_core.ranks.journal import Journal
-    from exogym_core.ranks.processes.arena import Block, Store, TensorRef
+    from exogym_core.ranks.processes.arena import Block, Store
     from exogym_core.ranks.processes.homes import Homes
     from exogym_core.ranks.processes.rank_block import Body
     from netsim.fluid.recorder import Recorder
@@ -121,7 +121,7 @@ class ProcessRun(Carrier):
         while live and time.monotonic() < deadline:
             for index in self.children.ready(live, timeout_seconds=deadline - time.monotonic()):
                 try:
-                    self._inboxes.append((index, self.children.channels[index].recv()))
+                    self._inboxes += ((index, each) for each in self.children.channels[index].recv_all())
                 except ChannelClosed:
                     live.discard(index)
         for _, batch in self._inboxes:
@@ -148,7 +148,7 @@ class ProcessRun(Carrier):
                 ready = ready_in_time(self.children, live, self._can_go_on, self._names)
             for index in ready:
                 try:
-                    self._inboxes.append((index, self.children.channels[index].recv()))
+                    self._inboxes += ((index, each) for each in self.children.channels[index].recv_all())
                 except ChannelClosed:
                     raise self._died(index) from None
         index, batch = self._inboxes.popleft()
@@ -228,32 +228,21 @@ class ProcessRun(Carrier):
             if slot.signatures[member] is None:  # the call is broken, and this member has not posted
                 continue
             members.setdefault(self._home[rank], []).append(member)
-        refs = self._refs(slot)
-        lent = [(index, self._lent(slot, local, refs)) for index, local in members.items()]
-        self._loans.give_back(self._given.pop(slot.key, []))
-        for index, done in lent:
-            self._send(index, done._replace(freed=self._loans.due_to(index)))
-
-    def _refs(self, slot: Slot) -> dict[int, TensorRef]:
-        """Where the values of `slot` lie, by the identity of tensors."""
-        if slot.outcome is None:
-            return {}
-        several = (slot.outcome.shared, *slot.outcome.own.values())
-        return {id(tensor): self._store.put(tensor) for tensors in several for tensor in tensors}
-
-    def _lent(self, slot: Slot, local: Sequence[int], refs: Mapping[int, TensorRef]) -> Done:
-        """The values for the `local` members, who live in one process."""
-        own, shared = {}, []
-        if slot.outcome is not None:
-            given = slot.outcome.own
-            own = {
-                member: [refs[id(tensor)] for tensor in given[member]] for member in local if member in given
-            }
-            shared = [refs[id(tensor)] for tensor in slot.outcome.shared]
+        outcome = slot.outcome if slot.outcome is not None else Outcome()
+        shared = [self._store.put(tensor) for tensor in outcome.shared]
+        own = {
+            member: [self._store.put(tensor) for tensor in tensors] for member, tensors in outcome.own.items()
+        }
         assert isinstance(slot.error, MismatchError | BrokenCallError | None)
-        done = Done(slot.key, shared, own, slot.error, [])
-        self._loans.lend(done.blocks)
-        return done
+        done = []
+        for index, local in members.items():
+            theirs = {member: own[member] for member in local if member in own} if own else own
+            done.append((index, Done(slot.key, shared, theirs, slot.error, [])))
+            self._loans.lend(done[-1][1].blocks)
+        self._loans.give_back(self._given.pop(slot.key, []))
+        for index, message in done:
+            freed = self._loans.due_to(index)
+            self._send(index, message._replace(freed=freed) if freed else message)
 
     def _answered(self, rank: int, value: Answer) -> None:
         self._send(self._home[rank], Answered(rank, value))
@@ -327,6 +316,7 @@ def run_in_processes(
         with Children(target, processes, method=method) as children:
             for channel in children.channels:
                 channel.send_fds([arena.fd])
+                channel.reads_ahead = True
             combined = partial(combine, empty=arena.empty)
             run = ProcessRun(world, blocks, arena, on_row, on_deposit, journal, recorder, combined)
             run.run(children)
@@ -354,6 +344,7 @@ def _run_child(
     channel: Pipe,
 ) -> None:
     arena = Arena(channel.recv_fds(1)[0], num_regions=len(blocks) + 1, region=index + 1)
+    channel.reads_ahead = True
     if alone:
         torch.set_num_threads(intra_op_threads)
         RankBlock.alone(world, index, channel, arena).run(body)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from exogym_core.ranks.processes.shorthand import ShorthandReader, ShorthandWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["ChannelClosed", "Pipe", "RankEnd"]
+__all__ = ["ChannelClosed", "Ears", "Pipe", "RankEnd"]
 
 _LENGTH = struct.Struct("<Q")
 _MAX_FDS = 250  # Linux refuses more in one message
-_MOST_BYTES_AT_ONCE = 1 << 20
+_BYTES_AT_ONCE = 1 << 16
 
 
 class ChannelClosed(EOFError):  # noqa: N818 (an ending, not always an error)
@@ -48,6 +48,10 @@ class Pipe:
     Frames may be pickles, so both ends must be processes of one run. Threads may send side by side, and while one
     receives.
 
+    Attributes:
+        reads_ahead: what has come is read as far as it goes: fewer calls of the system, but descriptors would be lost,
+            and `recv_all` has to be used by who selects.
+
     Raises:
         ChannelClosed: (`send`, `recv`, ...) the other end is gone. What it sent before can still be received.
     """
@@ -56,6 +60,8 @@ class Pipe:
         self._socket = connection
         self._sending = threading.Lock()
         self._writer, self._reader = ShorthandWriter(), ShorthandReader()
+        self.reads_ahead = False
+        self._ahead = b""  # read, and not handed out
 
     @classmethod
     def pair(cls) -> tuple[Pipe, Pipe]:
@@ -77,15 +83,15 @@ class Pipe:
         Two ends that both send would wait for each other once their buffers are full; the end that uses this
         never makes the other wait.
         """
-        left, received = memoryview(self._framed(obj)), []
+        frame, received = memoryview(self._framed(obj)), []
         try:
-            while left:
-                with contextlib.suppress(BlockingIOError):
-                    left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
-                    continue
-                readable, writable, _ = select.select([self], [self], [])
-                if readable and not writable:
-                    received.append(self.recv())
+            while frame:
+                try:
+                    frame = frame[self._socket.send(frame, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    readable, writable, _ = select.select([self], [self], [])
+                    if readable and not writable:
+                        received += self.recv_all()
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed("the process at the other end has closed the channel") from error
         return received
@@ -95,6 +101,13 @@ class Pipe:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         # The other end of a socket pair is our own child: nobody else can write here.
         return self._reader.read(self._read(length))
+
+    def recv_all(self) -> list[Any]:
+        """The next object and those that have come with it, which no `select` would tell of; blocks for the first."""
+        received = [self.recv()]
+        while self._ahead:
+            received.append(self.recv())
+        return received
 
     def send_fds(self, fds: Sequence[int]) -> None:
         """Hand over open file descriptors; the other end gets its own copies."""
@@ -121,7 +134,7 @@ class Pipe:
 
     def waiting(self) -> bool:
         """Whether something has come already."""
-        return bool(select.select([self], [], [], 0)[0])
+        return bool(self._ahead or select.select([self], [], [], 0)[0])
 
     def fileno(self) -> int:
         """The socket's descriptor, for `select` and its like."""
@@ -145,14 +158,42 @@ class Pipe:
         return _LENGTH.pack(len(frame)) + frame
 
     def _read(self, num_bytes: int) -> bytes:
-        parts, left = [], num_bytes
-        while left:
+        ahead = self._ahead
+        while len(ahead) < num_bytes:
             try:
-                part = self._socket.recv(min(left, _MOST_BYTES_AT_ONCE), socket.MSG_WAITALL)
+                left = num_bytes - len(ahead)
+                part = self._socket.recv(max(_BYTES_AT_ONCE, left) if self.reads_ahead else left)
             except ConnectionResetError:
                 part = b""
             if not part:
                 raise ChannelClosed("the process at the other end has closed the channel")
-            left -= len(part)
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            ahead = ahead + part if ahead else part
+        self._ahead = ahead[num_bytes:]
+        return ahead[:num_bytes]
+
+
+class Ears:
+    """Waits for the first of several descriptors; asked about the same ones again it has nothing to set up.
+
+    Args:
+        fds_of: the descriptors of each of those listened to.
+    """
+
+    def __init__(self, fds_of: Callable[[int], Sequence[int]]) -> None:
+        self._fds_of = fds_of
+        self._indices: tuple[int, ...] = ()
+        self._poll = select.poll()
+        self._owner: dict[int, int] = {}
+
+    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> dict[int, list[int]]:
+        """Those of `indices` of which something has come, each with its descriptors; in order."""
+        asked = tuple(indices)
+        if asked != self._indices:
+            self._poll, self._indices = select.poll(), asked
+            self._owner = {fd: index for index in asked for fd in self._fds_of(index)}
+            for fd in self._owner:
+                self._poll.register(fd, select.POLLIN)
+        found: dict[int, list[int]] = {}
+        for fd, _ in self._poll.poll(None if timeout_seconds is None else timeout_seconds * 1000):
+            found.setdefault(self._owner[fd], []).append(fd)
+        return dict(sorted(found.items())) if len(found) > 1 else found

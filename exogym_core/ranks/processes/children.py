@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import cloudpickle
 
-from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
+from exogym_core.ranks.processes.channel import ChannelClosed, Ears, Pipe
 from exogym_core.ranks.processes.pickling import dumps_for_child
 from netsim.files.errors import InputError
 
@@ -71,6 +71,7 @@ class Children:
         self._num = num
         self._names = list(names) or [f"netgym {index}" for index in range(num)]
         self._pidfds: list[int] = []
+        self._ears = Ears(self._fds_of)
         self._statuses: dict[int, int | None] = {}
 
     def __enter__(self) -> Self:
@@ -103,19 +104,16 @@ class Children:
         On an ended child's channel `recv` gives what it sent before, then raises `ChannelClosed`, even where
         a process that it had started still holds the other end. Empty after `timeout_seconds`.
         """
-        poll, owner = select.poll(), {}
-        for index in indices:
-            poll.register(self.channels[index], select.POLLIN)
-            owner[self.channels[index].fileno()] = index
-            if self._pidfds:
-                poll.register(self._pidfds[index], select.POLLIN)
-                owner[self._pidfds[index]] = index
-        events = poll.poll(None if timeout_seconds is None else timeout_seconds * 1000)
-        found = sorted({owner[fd] for fd, _ in events})
-        for index in found:
-            if self._poll_status(index):
+        found = self._ears.ready(indices, timeout_seconds)
+        for index, fds in found.items():
+            may_have_ended = not self._pidfds or self._pidfds[index] in fds
+            if may_have_ended and self._poll_status(index):
                 self.channels[index].finish(receiving=True)
-        return found
+        return list(found)
+
+    def _fds_of(self, index: int) -> list[int]:
+        pidfds = self._pidfds[index : index + 1]
+        return [self.channels[index].fileno(), *pidfds]
 
     def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str | None:
         """How child `index` ended, as `killed by signal 9 (SIGKILL)` or `exit code 3`; None while it runs.

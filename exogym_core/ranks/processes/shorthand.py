@@ -58,7 +58,7 @@ class ShorthandWriter:
             self._phrases.clear()
             self._begins_anew = True
         try:
-            said = [self._item(each) for each in obj] if isinstance(obj, list) else self._item(obj)
+            said = self._batch(obj) if isinstance(obj, list) else self._item(obj)
             frame = _SHORT + marshal.dumps((self._begins_anew, self._new, said))
         except (ValueError, TypeError):  # something in it is no plain value: what is new in it comes again
             self._phrases.clear()
@@ -66,6 +66,22 @@ class ShorthandWriter:
             return _PICKLE + _pickled(obj)
         self._new, self._begins_anew = [], False
         return frame
+
+    def _batch(self, batch: list[Any]) -> list[tuple[Any, ...]]:
+        """What a rank mostly says is that it posts a call and waits for it: that goes as one."""
+        if len(batch) > 2 and type(batch[-3]) is Values and type(batch[-2]) is Blocked:
+            values, requests = batch[-3], getattr(batch[-1], "requests", [])
+            seconds = None
+            if requests and type(requests[0]) is Advance:
+                seconds, requests = float(requests[0].seconds), requests[1:]
+            rank, key, ranks, member, signature, refs = values
+            same = [(rank, key), [(key, member), (key,)]]
+            if [batch[-2], [request[:2] for request in requests]] == same and type(requests[0]) is Post:
+                heads = tuple([ref[1:] for ref in refs])
+                call = (rank, key.group, ranks, member, signature, heads, *requests[0][2:])
+                said = ("S", self._phrase(call), key.number, [ref.content for ref in refs], seconds)
+                return [*(self._item(each) for each in batch[:-3]), said]
+        return [self._item(each) for each in batch]
 
     def _item(self, each: object) -> tuple[Any, ...]:
         short = self._short.get(type(each))
@@ -129,7 +145,23 @@ class ShorthandReader:
         if begins_anew:
             self._phrases.clear()
         self._phrases += [pickle.loads(phrase) for phrase in new]  # nosec B301
-        return [self._record(each) for each in said] if isinstance(said, list) else self._record(said)
+        if not isinstance(said, list):
+            return self._record(said)
+        if said and said[-1][0] == "S":
+            return [*(self._record(each) for each in said[:-1]), *self._step(*said[-1][1:])]
+        return [self._record(each) for each in said]
+
+    def _step(
+        self, phrase: int, nth: Any, contents: Sequence[Any], seconds: float | None
+    ) -> tuple[Values, Blocked, Requests]:
+        rank, group, ranks, member, signature, heads, call, limit = self._phrases[phrase]
+        key = Key(group, nth)
+        refs = [TensorRef(content, *head) for content, head in zip(contents, heads, strict=True)]
+        requests: list[Any] = [Post(key, member, call, limit), Wait(key)]
+        if seconds is not None:
+            requests.insert(0, Advance(seconds))
+        values = Values(rank, key, ranks, member, signature, refs)
+        return values, Blocked(rank, key), Requests(rank, requests)
 
     def _record(self, said: tuple[Any, ...]) -> Any:
         match said:

@@ -200,7 +200,7 @@ class _Wire:
         """Ask for what comes next."""
         self.coming = self._actor.listen.options(concurrency_group="listen").remote()
 
-    def recv(self) -> Any:
+    def recv_all(self) -> list[Any]:
         """What has come; raises `ChannelClosed` when the actor is through or lost."""
         try:
             batch = self._ray.get(self.coming)
@@ -210,7 +210,7 @@ class _Wire:
         if batch is None:
             raise ChannelClosed(self.ended)
         self.listen()
-        return batch
+        return [batch]
 
     def send_receiving(self, message: Any) -> list[Any]:
         """Send one record, waiting for nothing."""
