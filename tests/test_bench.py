@@ -150,6 +150,8 @@ def test_who_holds_more_targets_leads_then_who_is_sooner() -> None:
 def test_files_that_do_not_say_which(text: str, told: str, tmp_path: Path) -> None:
     """Finding the class runs nothing of the file."""
     path = tmp_path / "mine.py"
+    with pytest.raises(InputError, match=r"mine\.py: cannot be read: No such file"):
+        own_entry(path)
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         own_entry(path)

@@ -227,6 +227,11 @@ def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len({entry["point"]["strategies.*.lr"] for entry in document["points"]}) == 2
     assert main(["sweep", str(write(tmp_path)), "--vary", "steps=[2, 3]", "--estimate"]) == 0
     assert "2 points: about" in capsys.readouterr().out
+    assert main(["sweep", str(write(tmp_path)), "--vary", "steps=[2, 3]", "--estimate", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["num_points"], document["num_runs"]) == (2, 4)
+    assert document["seconds"] > 0
+    assert document["memory_bytes"] > 1e6
 
 
 def test_a_network_beside_the_file_travels_with_the_sweep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from netsim.files.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from exogym_core.app.studies.estimate import Probe
+    from exogym_core.app.studies.estimate import Estimate, Probe
     from exogym_core.app.studies.study import Study
     from netsim.files.documents import Document
 
@@ -100,8 +101,6 @@ def sweep(
 
 def _document(path: Path, vary: Sequence[str], given: dict[str, Any]) -> Document:
     """The experiment's file with its `sweep` as the flags say."""
-    from dataclasses import replace
-
     from exogym_core.app.overrides import apply_overrides
     from netsim.files.documents import load_document, parse_document
 
@@ -149,7 +148,7 @@ def _run(study: Study, place: str | None, *, is_new: bool, as_json: bool) -> Non
             measured = None
             if is_new:
                 _load_own_code(study)
-                line, measured = _estimated(study)
+                line, measured, _ = _estimated(study)
                 write(line)
             where = stack.enter_context(runner_at(place, measured))
             failed = run_sweep(study, SweepProgress(write, study.sweep.num_points), where)
@@ -173,8 +172,8 @@ def _load_own_code(study: Study) -> None:
         click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
 
 
-def _estimated(study: Study) -> tuple[str, Probe | None]:
-    """One line: host time and memory, and which points are refused already; and what was measured for it."""
+def _estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
+    """One line: host time and memory, and which points are refused already; what was measured for it; its numbers."""
     from exogym_core.app.studies.estimate import estimate, probe
     from exogym_core.app.studies.search import source_of
 
@@ -189,21 +188,25 @@ def _estimated(study: Study) -> tuple[str, Probe | None]:
     if not experiments:
         raise refused[0]
     first = experiments[0]
-    measured = None
+    measured = found = None
     try:
         measured = probe(first)
-        told = str(estimate(measured, experiments if is_grid else [first] * study.sweep.trials, first))
+        found = estimate(measured, experiments if is_grid else [first] * study.sweep.trials, first)
+        told = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
         told = f"no estimate: {visible(error, 200)}"
     line = f"{study.sweep.num_points} points: {told}"
     if refused:
         line += f"; {len(refused)} points will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
-    return line, measured
+    return line, measured, found
 
 
 def _tell_estimate(study: Study, *, as_json: bool) -> None:
-    line, _ = _estimated(study)
-    click.echo(json.dumps({"estimate": line}) if as_json else line)
+    line, _, found = _estimated(study)
+    numbers = {} if found is None else asdict(found)
+    click.echo(
+        json.dumps({"estimate": line, "num_points": study.sweep.num_points, **numbers}) if as_json else line
+    )
 
 
 def _show(study: Study, failed: int, *, as_json: bool) -> None:

@@ -44,7 +44,9 @@ def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError) as error:
+    except OSError as error:
+        raise InputError(f"{visible(path)}: cannot be read: {error.strerror}") from None
+    except (ValueError, SyntaxError) as error:
         raise InputError(f"{visible(path)}: cannot be read as Python: {error}") from None
     if not path.stem.isidentifier():
         raise InputError(f"{visible(path)}: is no module's name: rename it, such as my_strategy.py")
