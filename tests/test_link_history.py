@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from exogym_core.app.cli import main
+from exogym_core.communicator.simulated.link_history import LinkHistory
 from exogym_core.ranks.run import run_ranks
 from exogym_core.results.record import RunFolder
 from exogym_core.results.report.network import link_use
+from netsim.fluid.clock import Clock
+from netsim.fluid.network import Network
+from netsim.topology import Topology
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +66,24 @@ def test_bytes_are_those_of_the_links_at_a_bounded_number_of_instants() -> None:
     (use,) = link_use([("sends", rows)], TWO)
     assert use["span_seconds"] == pytest.approx(2.0 / 120, rel=0.01)
     assert use["links"] == {"a->b": pytest.approx([0.5] * 120, abs=0.1)}
+
+
+def test_large_networks_have_fewer_instants() -> None:
+    """Five hundred links that carried something: a file of some hundred kB, that begins and ends as it should."""
+    names = [f"h{index}" for index in range(500)]
+    links = [{"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "1 ms"} for name in names]
+    topology = Topology.from_mapping({"hosts": names, "routers": ["hub"], "links": links})
+    network = Network(Clock(), topology)
+    history = LinkHistory(network)
+    for step in range(200):
+        for host in range(0, 500, 2):
+            network.transfer(host, host + 1, 1000.0)
+        network.env.run(until=0.01 * (step + 1))
+        history.look()
+    rows = history.rows()
+    assert len(rows) * 500 <= 51_000
+    assert set(rows[-1].values()) == {2.0, 200_000}
+    assert rows[0]["virtual_seconds"] == 0.0
 
 
 def test_every_compared_run_tells_what_its_links_carried(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkHistory"]
 
 _MOST = 120  # instants that are kept after each thinning; twice as many at most
+_MOST_NUMBERS = 50_000  # in all rows: networks of thousands of links are looked at less often
 
 
 class LinkHistory:
@@ -45,6 +46,8 @@ class LinkHistory:
         looks = [look for look in self._looks if look[0] < now] + [end]
         names = [f"{link.source}->{link.target}" for link in self._network.topology.links]
         used = [index for index, total in enumerate(end[1].tolist()) if total > 0]
+        stride = 1 + len(looks) * len(used) // _MOST_NUMBERS
+        looks = [look for number, look in enumerate(looks) if number % stride == 0 or look is end]
         return [
             {"virtual_seconds": at, **{names[index]: round(float(totals[index])) for index in used}}
             for at, totals in looks
