@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -170,8 +171,11 @@ class Strategy:
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
-        if self.scheduler is not None and not self._update_skipped:
-            self.scheduler.step()
+        if (
+            self.scheduler is not None
+        ):  # it counts steps, also those that overflowed, which ranks may not share
+            with without_updates() if self._update_skipped else nullcontext():
+                self.scheduler.step()
             if self.rank == 0:
                 for callback in self.lr_callbacks:
                     callback(self.learning_rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,15 @@ from exogym_core.strategy.options.lr_schedule import without_updates
 from exogym_core.strategy.options.optim import ensure_optim_spec
 from exogym_core.strategy.parts.gradients import clip_norm
 from exogym_core.strategy.parts.outer import OuterStep
+from exogym_core.strategy.sites.fully_sharded import (
+    cut_by_torch,
+    is_cut,
+    load_outer,
+    outer_to_keep,
+    part_of,
+    parts_to_keep,
+    refuse_other_sites,
+)
 from exogym_core.strategy.sites.sharding import ShardedReplica, Sharding
 from exogym_core.strategy.sites.site import Site
 from exogym_core.successors import unknown_arguments
@@ -57,6 +67,10 @@ class DiLoCoOptimizer(Optimizer):
     calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
     FSDP, and has that part's optimizer states; gradients are clipped with `clip_grad_norm_` here. The second
     gather of "FULL_SHARD" is done when gradients are averaged, once a step.
+
+    A model that torch's `fully_shard` has cut among the k ranks of each site goes with `ranks_per_worker=k` and
+    without `sharding`: torch averages gradients, and each rank brings its parts together with its like in other sites
+    and holds both optimizers' states for these alone. What `state_dict` tells of them are DTensors.
 
     With a time-out a round goes on without ranks that are late or cut off, as in `DiLoCoStrategy`: who is left
     out downloads what the others have, and its `local_step` and `local_epoch` are theirs from then on. So count
@@ -135,7 +149,10 @@ class DiLoCoOptimizer(Optimizer):
         groups = list(params)
         super().__init__(groups, {})
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._parameters = parameters
+        self._parameters, self._held = parameters, [part_of(parameter) for parameter in parameters]
+        refuse_other_sites(where, parameters, ranks_per_worker, diloco.sharding)
+        if self._site is not None and cut_by_torch(parameters):  # torch averages gradients inside the site
+            self._site, inside = Site(None, self._site.between), None
         patience = diloco.patience(where)
         self._absence: Absence | None = None
         if patience is not None and communicator is not None and communicator.world_size > 1:
@@ -143,14 +160,14 @@ class DiLoCoOptimizer(Optimizer):
             self._absence.connect(communicator, ranks_per_worker, where)
         if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
             assert self._site is not None
-            self._load_from_first(self._site, parameters)
+            self._load_from_first(self._site, self._held)
         division = Sharding(diloco.sharding, diloco.ranks_per_node)
         self._gradients = None if inside is None else division.averager(parameters, inside)
         self._was_updated = self._is_averaged = self._is_shared = False
         self.inner_optimizer = self._built(inner_optimizer, groups)
         self.inner_optimizer.register_step_post_hook(self._note_update)
         self._share_inner_state()
-        held = parameters if self._gradients is None else self._gradients.held
+        held = self._held if self._gradients is None else self._gradients.held
         self._outer = OuterStep(held, diloco.outer_optim(), diloco.averaging())
         if self._site is not None and self._gradients is not None:
             self._site = self._gradients.between(self._site)
@@ -241,8 +258,11 @@ class DiLoCoOptimizer(Optimizer):
                 self.average_gradients()
             self.inner_optimizer.step()
         self._is_averaged = False
-        if self.scheduler is not None and self._was_updated:
-            self.scheduler.step()
+        if (
+            self.scheduler is not None
+        ):  # it counts steps, also those that overflowed, which ranks may not share
+            with nullcontext() if self._was_updated else without_updates():
+                self.scheduler.step()
         self.local_step += 1
         self.num_samples += batch_size or self.batch_size
         if self.local_step % self.num_inner_steps == 0:
@@ -282,7 +302,8 @@ class DiLoCoOptimizer(Optimizer):
             self.average_gradients()
         if self._gradients is not None:
             return self._gradients.clip(max_norm)
-        return clip_norm(self._parameters, max_norm)
+        norm: Any = clip_norm(self._parameters, max_norm)
+        return norm.full_tensor() if is_cut(norm) else norm  # type: ignore[no-any-return]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the last step's gradients, where they are sharded too."""
@@ -300,9 +321,9 @@ class DiLoCoOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The parameters, both optimizers' states, the parameters that the round began with, and the counts."""
         return {
-            "parameters": [parameter.detach().clone() for parameter in self._parameters],
+            "parameters": parts_to_keep(self._held, self._parameters),
             "inner": self.inner_optimizer.state_dict(),
-            "outer": self._outer.state_dict(),
+            "outer": outer_to_keep(self._outer, self._parameters),
             "scheduler": self.scheduler and self.scheduler.state_dict(),
             "local_step": self.local_step,
             "num_samples": self.num_samples,
@@ -315,11 +336,11 @@ class DiLoCoOptimizer(Optimizer):
         So any order is right: model, optimizer, its state, as torch's users write it, or the model last.
         """
         with torch.no_grad():
-            for parameter, saved in zip(self._parameters, state_dict["parameters"], strict=True):
-                parameter.copy_(saved)
+            for held, saved in zip(self._held, state_dict["parameters"], strict=True):
+                held.copy_(part_of(saved))
         self.inner_optimizer.load_state_dict(state_dict["inner"])
         self._share_inner_state()
-        self._outer.load_state_dict(state_dict["outer"])
+        load_outer(self._outer, state_dict["outer"], self._parameters)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
         self.local_step = state_dict["local_step"]
