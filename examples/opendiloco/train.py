@@ -6,7 +6,8 @@
 
 With --out, --resume or --seeds it leaves the folder that `netgym compare` leaves: metrics, checkpoints, models, report.
 The same strategies run that `netgym run` simulates; the network is the real one, so the file's topology, protocol
-and compute are left aside. The number of workers is torchrun's.
+and compute are left aside. The number of workers is torchrun's; of sites that meet at a rendezvous (NETGYM_RENDEZVOUS),
+each a torchrun of its own, the file's, and each leaves a folder.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import sys
 from exogym_core import Trainer
 from exogym_core.app.cli import main as netgym
 from exogym_core.app.experiment import Experiment
+
+IS_SITE = bool(os.environ.get("NETGYM_RENDEZVOUS"))
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("experiment", nargs="?")
@@ -35,9 +38,9 @@ def in_folder(options, overrides):
     """As `netgym compare` does it, in the processes that torchrun has started."""
     given = ["--resume", options.resume] if options.resume else [options.experiment]
     if not options.resume:
-        workers = f"workers.count={os.environ['WORLD_SIZE']}"
+        workers = [] if IS_SITE else [f"workers.count={os.environ['WORLD_SIZE']}"]
         device = [f"device={options.device}"] if options.device else []
-        given += [part for each in [*overrides, workers, *device] for part in ("--set", each)]
+        given += [part for each in [*overrides, *workers, *device] for part in ("--set", each)]
         for name in ("scale", "out", "seeds"):
             if getattr(options, name):
                 given += [f"--{name}", getattr(options, name)]
@@ -51,7 +54,7 @@ def main():
     if not options.experiment and not options.resume:
         arguments.error("give an experiment file, or --resume DIR")
     overrides = [*options.set, *([f"task.paths={options.data}"] if options.data else [])]
-    if options.out or options.resume or options.seeds:
+    if options.out or options.resume or options.seeds or IS_SITE:
         sys.exit(in_folder(options, overrides))
     experiment = Experiment.load(options.experiment, overrides, scale=options.scale)
     settings, task = experiment.settings, experiment.build_task()

@@ -21,6 +21,7 @@ from exogym_core.app.run_commands import compare, run
 from exogym_core.app.runs import stdout
 from exogym_core.app.schema_command import schema
 from exogym_core.app.study_commands import sweep
+from exogym_core.app.tokens_command import tokens
 from exogym_core.names import visible, visible_text
 from netsim.files.errors import InputError, NetsimError, unknown_name
 from netsim.tools.usage import CommandGroup, usage_message
@@ -144,10 +145,15 @@ def _check_sweep(file: Path) -> int:
 
 
 def _build_shipped(experiment: Experiment) -> str:
-    """Make task and model as far as no code of others runs; says what was left out."""
+    """Make task and model as far as no code of others runs and the data are here; says what was left out."""
+    from exogym_core.tasks.task import MissingDataError
+
     foreign = {code.what for code in experiment.own_code}
     if "task" not in foreign:
-        task = experiment.build_task()
+        try:
+            task = experiment.build_task()
+        except MissingDataError as error:
+            return f"; {visible(error, 300)}"
         if "model" not in foreign:
             experiment.build_model(task)
     told = ", ".join(code.reference for code in experiment.own_code)
@@ -165,6 +171,7 @@ cli.add_command(reproduce)
 cli.add_command(run)
 cli.add_command(schema)
 cli.add_command(sweep)
+cli.add_command(tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

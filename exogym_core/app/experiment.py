@@ -166,10 +166,13 @@ class Experiment:
     def build_task(self) -> Task:
         """The task, its data loaded."""
         from exogym_core.tasks import build_task
+        from exogym_core.tasks.task import MissingDataError
 
         task = self.settings.task
         try:
             return build_task(self._maker(task.name, "task"), **task.options)
+        except MissingDataError as error:
+            raise MissingDataError(str(self.document.error(("task", "paths"), error))) from error
         except InputError as error:
             raise self.document.error(_blamed(("task",), task, error), error) from error
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from netsim.files.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import nn
     from torch.utils.data import Dataset
 
-__all__ = ["Task"]
+__all__ = ["MissingDataError", "Task"]
+
+
+class MissingDataError(InputError):
+    """Data that a task is to read are not on this machine; what else it says may be right."""
 
 
 @dataclass(frozen=True)

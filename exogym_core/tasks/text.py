@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
+import re
 import sysconfig
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from exogym_core.tasks.task import Task
+from exogym_core.tasks.task import MissingDataError, Task
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,7 +50,15 @@ class TokenFile:
             InputError: no such file, or a `.npy` that is not one row of integers.
         """
         if not path.is_file():
-            raise InputError(f"task text: {path} is not a file; give text, .bin or .npy files")
+            variable = re.search(r"\$\{?(\w+)", str(path))
+            if variable is not None:
+                raise MissingDataError(
+                    f"task text: {path} is not set: export {variable[1]}=FILE, or --set task.paths=FILE; "
+                    "netgym tokens makes one"
+                )
+            raise MissingDataError(
+                f"task text: {path} is not a file; give text, .bin or .npy files, as netgym tokens makes them"
+            )
         if path.suffix == ".npy":
             try:
                 array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -136,6 +146,11 @@ def _divide(files: Sequence[TokenFile], fraction: float) -> tuple[list[TokenFile
     return first, second
 
 
+def _opened(paths: str | Sequence[str], dtype: str) -> list[TokenFile]:
+    names = [paths] if isinstance(paths, str) else paths
+    return [TokenFile.open(Path(os.path.expandvars(name)), dtype) for name in names]
+
+
 def text(
     paths: str | Sequence[str] | None = None,
     validation_paths: str | Sequence[str] | None = None,
@@ -151,7 +166,8 @@ def text(
     modules by name, up to `num_bytes`), so it differs between Python versions.
 
     Args:
-        paths: files to read; `.bin` and `.npy` hold tokens, every other file is taken byte by byte.
+        paths: files to read; `.bin` and `.npy` hold tokens, every other file is taken byte by byte. A name may have
+            variables of the environment in it, such as `$C4`.
         validation_paths: files to validate on; without them the last `validation_fraction` of all tokens.
         block_size: tokens a sample.
         validation_fraction: share kept for validation, more than 0 and less than 1.
@@ -160,6 +176,7 @@ def text(
         vocab_size: of the default model; 256 for bytes, 50304 for tokens where not given.
 
     Raises:
+        MissingDataError: a file is not there, or a variable is not set.
         InputError: a file cannot be read as said, or one side has no window of `block_size`.
     """
     if not 0 < validation_fraction < 1:
@@ -170,11 +187,9 @@ def text(
         counts = False
     if not counts:
         raise InputError(f"task text: dtype={dtype!r} is no kind of whole number; use 'uint16' or 'uint32'")
-    given = [paths] if isinstance(paths, str) else paths
-    files = _standard_library(num_bytes) if given is None else [TokenFile.open(Path(p), dtype) for p in given]
+    files = _standard_library(num_bytes) if paths is None else _opened(paths, dtype)
     if validation_paths is not None:
-        names = [validation_paths] if isinstance(validation_paths, str) else validation_paths
-        train, validation = files, [TokenFile.open(Path(name), dtype) for name in names]
+        train, validation = files, _opened(validation_paths, dtype)
     else:
         train, validation = _divide(files, validation_fraction)
     sides = {"train": TokenWindows(train, block_size), "validation": TokenWindows(validation, block_size)}

@@ -139,14 +139,34 @@ def test_opendiloco_has_six_runs() -> None:
         assert entry.options.get("H") == (int(rounds) if rounds else None)
         assert experiment.topology is not None
         hosts = experiment.topology.place(settings.workers.count)
-        assert len(set(hosts)) == settings.workers.count
+        assert len(set(hosts)) == 8
         assert len({experiment.topology.region_of(host) for host in hosts}) == 4
+        sharded = {
+            name: entry.options.get(name) for name in ("ranks_per_worker", "sharding", "ranks_per_node")
+        }
+        as_run = {"150m": (None, None, None), "1b-d": (8, "SHARD_GRAD_OP", None)}
+        baseline = (None, "_HYBRID_SHARD_ZERO2", 8)
+        assert tuple(sharded.values()) == (baseline if name == "1b-ddp" else as_run[name[:4]])
     batches = {name: e.settings.workers.count * e.settings.batch_size for name, e in loaded.items()}
     assert batches == dict.fromkeys(("1b-ddp", "1b-diloco-125", "1b-diloco-500"), 8192) | {
         "150m-ddp": 512,
         "150m-diloco-50": 4096,
         "150m-diloco-500": 4096,
     }
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_opendilocos_runs_validate_as_they_are(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the data, which no machine has by itself, it says how to name and to make them."""
+    monkeypatch.delenv("C4", raising=False)
+    assert netgym(["validate", str(path)]) == 0
+    assert "$C4 is not set: export C4=FILE, or --set task.paths=FILE; netgym tokens makes one" in (
+        capsys.readouterr().out
+    )
+    assert netgym(["run", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}:")
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
