@@ -531,3 +531,31 @@ def test_a_page_of_forty_strategies_has_room_for_their_names(tmp_path: Path) -> 
     """Pictures grow with the legend: a warning of matplotlib's would fail this."""
     folder = run_folder(tmp_path, [entry(f"strategy {number}") for number in range(40)])
     assert "strategy 39" in write_report(folder).read_text()
+
+
+def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
+    """They stand in the place of virtual ones, in table, sentence and page, and under their own name."""
+    real = [
+        {
+            **each,
+            "virtual_seconds": None,
+            "wall_seconds": each["virtual_seconds"],
+            "compute_utilisation": None,
+        }
+        for each in two()
+    ]
+    folder = run_folder(tmp_path, real, timed=False)
+    for each in real:
+        train = [
+            {"step": step, "train_loss": 2.0 / step, "wall_seconds": 10.0 * step} for step in range(1, 5)
+        ]
+        validation = [{"step": 4, "judged_loss": 0.25, "judged_wall_seconds": 40.0}]
+        folder.write_strategy(str(each["name"]), train, validation, None)
+    results = Results.load(folder)
+    assert table_headings(results)[4] == "wall-clock time"
+    assert [cells[4] for cells in table_cells(results)] == ["400 s", "100 s"]
+    assert "DiLoCo reaches loss 0.3 first, after 50 s of wall-clock time" in verdict(results).text
+    page = write_report(folder).read_text()
+    assert "Ranks were real: seconds are wall-clock time." in page
+    assert "nothing is known of time" not in page
+    assert "of virtual time" not in page

@@ -48,7 +48,12 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     if isinstance(evaluate, dict):
         facts.append(("evaluated every", f"{visible(evaluate.get('every'))} steps"))
     if not isinstance(topology, dict):
-        return [*facts, ("network", "none: nothing is known of time")]
+        known = (
+            "the real one; seconds are by the clock"
+            if any(each.is_wall for each in results.strategies)
+            else None
+        )
+        return [*facts, ("network", known or "none: nothing is known of time")]
     protocol = settings.get("protocol") or topology.get("protocol") or "ideal"
     collectives = settings.get("collectives") or "auto"
     return [

@@ -11,7 +11,7 @@ from exogym_core.results.report.interactive import interactive_curves
 from exogym_core.results.report.network import draw_network, link_use, network_matrix
 from exogym_core.results.report.pictures import OF_ONE_RUN, draw_pictures
 from exogym_core.results.report.plots import Shown
-from exogym_core.results.report.results import Results
+from exogym_core.results.report.results import WALL_CLOCK, Results
 from exogym_core.results.report.table import table_cells, table_headings
 from exogym_core.results.report.verdict import verdict
 from exogym_core.results.report.weather import weather_of
@@ -43,6 +43,9 @@ _NOTE = (
     "Losses and accuracy are those of the judged model: the one that could be shipped at that instant. Savings are "
     "against AllReduce, of those that did as many steps and held the target, if there is one. Bytes are payload, "
     "headers not counted. Virtual time is the simulated clock's."
+)
+_NOTE_OF_REAL = _NOTE.replace(
+    "Virtual time is the simulated clock's.", "Ranks were real: seconds are wall-clock time."
 )
 _SEEDS_NOTE = " Figures are means \N{PLUS-MINUS SIGN} standard deviation over seeds."
 _TRACE = "trace.json.gz"
@@ -86,7 +89,8 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
             (result.name == decision.winner, cells)
             for result, cells in zip(results.strategies, table_cells(results), strict=True)
         ],
-        note=_NOTE + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
+        note=(_NOTE_OF_REAL if results.clock == WALL_CLOCK else _NOTE)
+        + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
         is_incomplete=results.incomplete,
         figures=[
             Figure(_caption(name, results), picture, name in _INTERACTIVE)
@@ -135,14 +139,15 @@ def _trace_of(folder: RunFolder) -> tuple[str, str | None] | None:
 
 
 def _caption(name: str, results: Results) -> str:
+    told = _CAPTIONS[name].replace("virtual time", results.clock)
     if len(results.seeds) == 1:
-        return _CAPTIONS[name]
+        return told
     if name in ("what_the_network_did", "use_of_the_network"):
         seed = results.settings.get("network_seed")
         if name == "use_of_the_network":
-            return f"{_CAPTIONS[name]} The run is that of seed {results.seeds[0]}."
-        return f"{_CAPTIONS[name]} Drift is that of seed {results.seeds[0] if seed is None else seed}."
+            return f"{told} The run is that of seed {results.seeds[0]}."
+        return f"{told} Drift is that of seed {results.seeds[0] if seed is None else seed}."
     if name == "where_the_time_went":
-        return f"{_CAPTIONS[name]} Means over {len(results.seeds)} seeds."
+        return f"{told} Means over {len(results.seeds)} seeds."
     band = f"Lines are means over {len(results.seeds)} seeds, bands go from the lowest to the highest seed."
-    return f"{_CAPTIONS[name]} {band}"
+    return f"{told} {band}"

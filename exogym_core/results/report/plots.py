@@ -38,8 +38,8 @@ def _loss_against_time(axes: Axes, shown: Shown) -> bool:
     # A unit that suits the shortest run: the axis becomes logarithmic where others take far longer.
     shortest = min((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
     divisor, unit = (3600.0, "h") if shortest >= 7200 else (60.0, "min") if shortest >= 300 else (1.0, "s")
-    axes.set_title("Loss against virtual time")
-    if not _draw_losses(axes, results, "seconds", divisor, f"virtual time, {unit}"):
+    axes.set_title(f"Loss against {results.clock}")
+    if not _draw_losses(axes, results, "seconds", divisor, f"{results.clock}, {unit}"):
         return False
     _shade_weather(axes, shown.weather, divisor)
     _shade_absences(axes, results, divisor)

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
     from exogym_core.results.record import RunFolder
 
-__all__ = ["BASELINE", "Results", "SeedResult", "StrategyResult"]
+__all__ = ["BASELINE", "WALL_CLOCK", "Results", "SeedResult", "StrategyResult"]
 
 BASELINE = "AllReduce"
 """The strategy that savings are told against."""
+
+WALL_CLOCK = "wall-clock time"
+"""What seconds of real ranks are of."""
 
 _NUMBERS = (
     "final_loss",
@@ -114,6 +117,7 @@ class StrategyResult(_Figures):
         collectives: operation -> algorithms that it used.
         incomplete: it was stopped before its last step, or its last seed.
         error: the line it failed with; None where it did not.
+        is_wall: its seconds are those of a real transport's clock.
         runs: one a seed that has been begun, in the order of the seeds.
     """
 
@@ -125,6 +129,7 @@ class StrategyResult(_Figures):
     collectives: Mapping[str, Any] = field(default_factory=dict)
     incomplete: bool = False
     error: str | None = None
+    is_wall: bool = False
     runs: Sequence[SeedResult] = ()
 
     @property
@@ -170,6 +175,11 @@ class Results:
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, told) for entry in folder.read_summary()],
         )
+
+    @property
+    def clock(self) -> str:
+        """What seconds are of, in words: real ranks have no virtual time, and theirs stand in its place."""
+        return WALL_CLOCK if any(result.is_wall for result in self.strategies) else "virtual time"
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -226,6 +236,7 @@ def _strategy_result(folder: RunFolder, entry: Mapping[str, Any], told: _Told) -
         collectives=collectives if isinstance(collectives, dict) else {},
         incomplete=bool(entry.get("incomplete", False)),
         error=str(error or "it failed") if entry.get("failed") else None,
+        is_wall=_is_wall(entry),
         runs=[_seed_result(folder, str(entry["name"]), run, told, where) for run in runs],
         **_figures(entry, where),
     )
@@ -238,8 +249,8 @@ def _seed_result(folder: RunFolder, name: str, run: Mapping[str, Any], told: _To
         complete=not (run.get("incomplete") or run.get("failed")),
         dropped_peers=_absences(run.get("dropped_peers"), where),
         num_workers=told.num_workers,
-        train=folder.read_metrics(name, seed=seed),
-        validation=folder.read_metrics(name, "validation", seed=seed),
+        train=_timed(folder.read_metrics(name, seed=seed)),
+        validation=_timed(folder.read_metrics(name, "validation", seed=seed)),
         **_figures(run, where),
     )
 
@@ -250,7 +261,24 @@ def _figures(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise InputError(f"{where}: target: expected one of {', '.join(_TARGETS)}, got {target!r}")
     if target is None and entry.get("virtual_seconds_to_target") is not None:
         target = "held"  # written before there was the word
-    return {"target": target} | {key: _number(entry.get(key), f"{where}: {key}") for key in _NUMBERS}
+    figures: dict[str, Any] = {key: _number(entry.get(key), f"{where}: {key}") for key in _NUMBERS}
+    if _is_wall(entry):
+        figures["virtual_seconds"] = _number(entry["wall_seconds"], f"{where}: wall_seconds")
+    return {"target": target} | figures
+
+
+def _is_wall(entry: Mapping[str, Any]) -> bool:
+    return entry.get("virtual_seconds") is None and entry.get("wall_seconds") is not None
+
+
+def _timed(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+    """Metrics with the seconds of a real transport's clock where virtual ones would be."""
+    if not any("wall_seconds" in row for row in rows):
+        return rows
+    return [
+        {name.replace("wall_seconds", "virtual_seconds"): value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def _number(value: Any, where: str) -> float | None:

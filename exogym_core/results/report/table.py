@@ -34,7 +34,7 @@ def table_headings(results: Results) -> list[str]:
         f"to loss {target:g}" if target is not None else "to target",
         "final loss",
         "accuracy",
-        "virtual time",
+        results.clock,
         "compute utilisation",
         "sent per worker",
         "sent over WAN",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.losses import format_loss
+from exogym_core.results.report.results import WALL_CLOCK
 from exogym_core.results.report.table import ratio
 from exogym_core.results.seeds import mean_and_deviation
 from netsim.files.units import format_bytes, format_seconds
@@ -160,7 +161,7 @@ def _time(contest: _Contest, strategy: StrategyResult) -> str:
     if seconds == 0:
         return "0 s: the initial model has it before any training, so choose a lower target"
     spread = f" \N{PLUS-MINUS SIGN} {format_seconds(deviation)}" if deviation else ""
-    return f"{format_seconds(seconds)}{spread} of virtual time{_interval(contest.results)}"
+    return f"{format_seconds(seconds)}{spread} of {contest.results.clock}{_interval(contest.results)}"
 
 
 def _interval(results: Results) -> str:
@@ -195,7 +196,7 @@ def _range(contest: _Contest, baseline: StrategyResult, winner: StrategyResult) 
 def _times(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
     told = [f"{_name(each)} {format_seconds(contest.mean(each, _held_at))}" for each in holders]
     every = _interval(contest.results)
-    return f" Mean virtual time to it{every}: {', '.join(told)}." if told else ""
+    return f" Mean {contest.results.clock} to it{every}: {', '.join(told)}." if told else ""
 
 
 def _others(contest: _Contest) -> str:
@@ -285,7 +286,7 @@ def _by_loss(contest: _Contest) -> Verdict:
     if not is_timed:
         text += " There is no topology, so nothing is known of time."
     elif len(rivals) > 1 and best.virtual_seconds is not None:
-        text += f" It took {format_seconds(best.virtual_seconds)} of virtual time; without a target_loss,"
+        text += f" It took {format_seconds(best.virtual_seconds)} of {results.clock}; without a target_loss,"
         text += " how soon strategies get anywhere is not compared."
     if len(rivals) == 1 or not wins_all:
         return Verdict(text)
@@ -294,7 +295,8 @@ def _by_loss(contest: _Contest) -> Verdict:
 
 def _duration(strategy: StrategyResult) -> str:
     seconds = strategy.virtual_seconds
-    return "" if seconds is None else f" after {format_seconds(seconds)} of virtual time"
+    clock = WALL_CLOCK if strategy.is_wall else "virtual time"
+    return "" if seconds is None else f" after {format_seconds(seconds)} of {clock}"
 
 
 # -- what both have in common --------------------------------------------------------------------------------------
