@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from netsim import Topology
 from netsim.files.documents import parse_document
+from netsim.files.errors import InputError
 from netsim.tools.cli import cli
 from netsim.topology.foreign.draft import Assumed, safe_name
 from netsim.topology.foreign.netem import shaping_script
@@ -365,3 +366,34 @@ def test_any_name_becomes_one_of_its_own_that_files_accept(names: list[str]) -> 
             ],
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", json.dumps({**iperf(1e6, 80), "end": {"streams": [{"sender": {"min_rtt": [1]}}]}})),
+        ("b.json", json.dumps({**iperf(1e6, 80), "end": {**iperf(1e6, 80)["end"], "streams": ["x"]}})),
+        (
+            "c.json",
+            json.dumps({**iperf(1e6, 80), "end": {**iperf(1e6, 80)["end"], "streams": [{"sender": 3}]}}),
+        ),
+        ("us--eu.txt", "rtt min/avg/max/mdev = 80.0.5/90.0/95.0/1.0 ms"),
+        ("g.gml", "graph [\x12 node ]"),
+        (
+            "p.xml",
+            '<platform version="4.1"><zone id="z" routing="Full"><host id="a" speed="1Gf"/>'
+            '<host id="b" speed="1Gf"/><link id="l" bandwidth="1MBps" latency="1us"/>'
+            '<route src="a" dst="elsewhere"><link_ctn id="l"/></route></zone></platform>',
+        ),
+        (
+            "twice.xml",
+            '<platform version="4.1"><zone id="z" routing="Full"><host id="a" speed="1Gf"/>'
+            '<host id="a" speed="1Gf"/><host id="b" speed="1Gf"/><link id="l" bandwidth="1MBps" latency="1us"/>'
+            '<route src="a" dst="b"><link_ctn id="l"/></route></zone></platform>',
+        ),
+    ],
+)
+def test_what_fuzzing_found_is_refused_in_a_line(name: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_foreign(write(tmp_path, {name: text})).to_yaml()
+    assert str(caught.value).isprintable()

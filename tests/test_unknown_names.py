@@ -65,3 +65,10 @@ def test_who_takes_names_tells_all_that_are_wrong(make: object, line: str) -> No
     with pytest.raises(UnknownNameError) as caught:
         make()  # type: ignore[operator]
     assert str(caught.value).startswith(line)
+
+
+def test_a_name_from_a_file_cannot_write_to_the_terminal() -> None:
+    told = str(unknown_name("host", "7\x1b[2J\u202e" + "x" * 1000, ["7", "a"]))
+    assert told.isprintable()
+    assert r"'7\x1b[2J\u202exxx" in told or r"'7\x1b[2J\x202exxx" in told
+    assert len(told) < 300

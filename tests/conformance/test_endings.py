@@ -161,6 +161,8 @@ def test_a_rank_that_never_calls_costs_the_time_out_and_is_named() -> None:
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("rank 0 waits in all_reduce(float32[2], op=sum) at test_endings.py:")
     assert "within 0.2 s" in lines[0]
+    assert lines[1] == "  rank 1: does not wait; it is in"
+    assert any("_waits_for_ever at " in line and "signal.pause()" in line for line in lines[2:])
     assert lines[-1] == "  rank 1: was computing, or waiting for something else"
 
 

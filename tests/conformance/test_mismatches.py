@@ -106,6 +106,89 @@ def test_disagreement_is_told(body: Callable[[Communicator], None], transport: s
         assert words in first
 
 
+def _circle_of_receives(comm: Communicator) -> None:
+    comm.recv(_ones(), (comm.rank + 1) % 3)
+
+
+def _missing_send(comm: Communicator) -> None:
+    if comm.rank == 1:
+        comm.recv(_ones(), 0)
+    comm.barrier()
+
+
+def _missing_receive(comm: Communicator) -> None:
+    if comm.rank == 1:
+        comm.send(_ones(), 0)
+    comm.barrier()
+
+
+def _another_tag(comm: Communicator) -> None:
+    if comm.rank == 0:
+        comm.send(_ones(), 1, tag=7)
+    elif comm.rank == 1:
+        comm.recv(_ones(), 0, tag=8)
+
+
+def _crossed_groups(comm: Communicator) -> None:
+    first, second = comm.group([0, 1, 2]), comm.group([0, 1, 2])
+    for group in (second, first) if comm.rank == 1 else (first, second):
+        group.all_reduce(_ones())
+
+
+def _crossed_making_of_groups(comm: Communicator) -> None:
+    if comm.rank < 2:
+        comm.group([0, 1])
+    if comm.rank == 2:
+        comm.recv(_ones(), 0)
+    if comm.rank == 1:
+        comm.group([1, 2])
+
+
+def _from_anyone(comm: Communicator) -> None:  # rank 1 waits for a message while the others wait for it
+    comm.recv(_ones()) if comm.rank == 1 else comm.barrier()
+
+
+def _handles_that_wait_for_each_other(comm: Communicator) -> None:
+    handle = comm.irecv(_ones(), (comm.rank + 1) % 3)
+    assert not handle.is_completed()
+    handle.wait()
+
+
+_DEADLOCKS = {
+    _circle_of_receives: "rank 1 waits for rank 2 in recv",
+    _missing_send: "rank 1 waits for rank 0 in recv",
+    _missing_receive: "rank 1 waits for rank 0 in send",
+    _another_tag: "rank 1 waits for rank 0",
+    _crossed_groups: "rank 1 waits for ranks 0, 2 in all_reduce",
+    _from_anyone: "rank 1",
+    _handles_that_wait_for_each_other: "rank 1 waits for rank 2 in recv",
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("body", _DEADLOCKS)
+def test_ranks_that_wait_in_a_circle_are_told_at_once(
+    body: Callable[[Communicator], None], transport: str
+) -> None:
+    """Over gloo too, long before its time-out, with everybody's call and place."""
+    with pytest.raises(DeadlockError) as caught:
+        run(transport, body, 3, timeout_seconds=600)
+    first, *table = str(caught.value).splitlines()
+    assert first.startswith("deadlock: ")
+    assert _DEADLOCKS[body] in first
+    assert "test_mismatches.py:" in first or body is _from_anyone
+    assert "  rank 1" in {line.split(":")[0] for line in table} or body is _from_anyone
+
+
+def test_ranks_that_make_groups_crosswise_are_told_at_once() -> None:
+    """Over gloo the members of a group connect when they make it; in simulation there is nothing to wait for."""
+    with pytest.raises(
+        DeadlockError, match=r"rank 1 waits for rank 2 in group\(\[1, 2\]\) at test_mism"
+    ) as caught:
+        run("gloo", _crossed_making_of_groups, 3, timeout_seconds=600)
+    assert "rank 2 waits for rank 0 in recv(float32[3]) at test_mismatches.py:" in str(caught.value)
+
+
 def _swapped(comm: Communicator) -> list[float]:
     """Two calls of equal shapes, on rank 1 the other way round."""
     first, second = torch.full((3,), 1.0), torch.full((3,), 100.0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import queue
 import threading
 import time
+from collections import Counter
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ import torch
 from exogym_core.communicator.gloo.agreement import ENDED, call_record, disagreement
 from exogym_core.communicator.gloo.mail import Letters
 from exogym_core.communicator.gloo.messages import Mailbox
+from exogym_core.communicator.gloo.waits import Want
 from exogym_core.communicator.gloo.wire import Wire
 from exogym_core.communicator.handle import Handle, Traffic
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.gloo.lookout import Lookout
     from exogym_core.communicator.gloo.rendezvous import ProcessGroups, Rendezvous
 
 __all__ = ["GlooRank", "GroupCalls"]
@@ -32,6 +37,8 @@ __all__ = ["GlooRank", "GroupCalls"]
 T = TypeVar("T")
 R = TypeVar("R")
 
+# What waits in gloo comes back when its connections are cut; Python must not end under it.
+_CUT_SECONDS = 1.0
 _IN_FLIGHT = 2  # as torch's gloo has two threads a group, and `netsim`'s protocol of that name two lanes
 
 
@@ -51,6 +58,8 @@ class GlooRank:
         reused: those of them that are given again to who asks for the same ranks.
         futures: of asynchronous calls, without the finished ones.
         in_flight: calls that have not been waited for.
+        lookout: tells of deadlocks; None where calls are not compared.
+        num_made: of groups of the same ranks, by a digest of these.
     """
 
     rendezvous: Rendezvous
@@ -64,6 +73,14 @@ class GlooRank:
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
     futures: list[Future[Any]] = field(default_factory=list)
     in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
+    lookout: Lookout | None = None
+    num_made: Counter[str] = field(default_factory=Counter)
+
+    def name_of(self, ranks: tuple[int, ...]) -> str:
+        """What the next group of these ranks is called among them: short, and the same on each."""
+        digest = hashlib.blake2b(repr(sorted(ranks)).encode(), digest_size=6).hexdigest()
+        self.num_made[digest] += 1
+        return f"{digest} {self.num_made[digest]}"
 
     def group(self, ranks: tuple[int, ...], member: int, where: tuple[str, int], reuse: bool) -> GroupCalls:
         """This rank's side of a group of `ranks` (of the run), in which it is `member`.
@@ -73,10 +90,20 @@ class GlooRank:
         """
         if reuse and ranks in self.reused:
             return self.reused[ranks]
-        made = GroupCalls(self, self.rendezvous.subgroup(ranks, where), ranks, member)
+        made = GroupCalls(self, self._connected(ranks, where), ranks, member)
         if reuse:
             self.reused[ranks] = made
         return made
+
+    def _connected(self, ranks: tuple[int, ...], where: tuple[str, int]) -> ProcessGroups:
+        connect = partial(self.rendezvous.subgroup, ranks, where)
+        if self.lookout is None or len(ranks) == 1:
+            return connect()
+        lane = f"group {sorted(ranks)}"
+        number = self.lookout.posted.add(lane)
+        needs = [(rank, lane, number) for rank in ranks if rank != self.rendezvous.rank]
+        text = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
+        return self.lookout.wait(Want(text, tuple(needs)), connect)
 
     def finish(self) -> None:
         """The rank is through: wait for its asynchronous calls, and for the other ranks to be through too.
@@ -89,15 +116,31 @@ class GlooRank:
         if self.rendezvous.check:
             # In all groups at once: in which of them another rank waits is not known.
             endings = [calls.end() for calls in self.groups if len(calls.ranks) > 1]
-            for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
-                ending.result()
+            self._wait_for_endings(endings)
         for future in self.futures:
             future.result()
         for calls in self.groups:
             calls.mail.settle()
 
+    def _wait_for_endings(self, endings: list[Future[None]]) -> None:
+        def wait() -> None:
+            for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
+                ending.result()
+
+        if self.lookout is None:
+            wait()
+            return
+        needs = [need for calls in self.groups for need in calls.needs()]
+        self.lookout.wait(Want("nothing more: it has ended", tuple(needs)), wait)
+        self.lookout.close()
+
     def close(self) -> None:
         """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
+        if self.lookout is not None:
+            self.lookout.close()
+            if self.lookout.abandoned:
+                self.rendezvous.cut()
+                futures.wait(self.lookout.abandoned, timeout=_CUT_SECONDS)
         for calls in self.groups:
             calls.close()
         self.groups.clear()
@@ -119,9 +162,10 @@ class GroupCalls:
         self.ranks = tuple(ranks)
         self.wire = Wire(groups.data, ranks, member, rank.rendezvous.device)
         self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
-        self.mail = Mailbox(self.control, self.ranks, rank.rendezvous)
+        self.name = rank.name_of(self.ranks)
+        self.mail = Mailbox(self.control, self.ranks, rank.rendezvous, rank.lookout, self.name)
         self.letters = Letters(self.control, groups.store, rank.rendezvous)
-        self._rank, self._member = rank, member
+        self._rank, self._member, self._num_posted = rank, member, 0
         self._queue = _CallQueue(_IN_FLIGHT if rank.rendezvous.backend == "gloo" else 1)
         self.wire.issued = self._queue.issued
         rank.groups.append(self)
@@ -131,17 +175,30 @@ class GroupCalls:
     ) -> T | Handle[T]:
         """Compare calls, then `exchange` staged tensors (may run in the group's thread), then `deliver`."""
         call = partial(self._run, signature, exchange)
+        want = self._posted(str(signature))
         if not async_op and self._queue.idle:
-            return deliver(call())
+            return deliver(call() if self._rank.lookout is None else self._rank.lookout.wait(want, call))
         future = self._queue.submit(call)
         self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
         self._rank.in_flight[future] = signature
-        handle = _QueuedHandle(future, deliver, self._rank.in_flight)
+        handle = _QueuedHandle(future, deliver, self._rank, want)
         return handle if async_op else handle.wait()
 
     def end(self) -> Future[None]:
         """Tell the other members, after all calls, that no more will come."""
+        self._posted(ENDED)
         return self._queue.submit(partial(self._run, ENDED, lambda: None))
+
+    def needs(self) -> list[tuple[int, str, int]]:
+        """What the other members must have posted for this one's last call to be under way."""
+        mine = self.ranks[self._member]
+        return [(rank, self.name, self._num_posted) for rank in self.ranks if rank != mine]
+
+    def _posted(self, text: str) -> Want:
+        """Count a call; returns what waiting for it waits for."""
+        if self._rank.lookout is not None and len(self.ranks) > 1:
+            self._num_posted = self._rank.lookout.posted.add(self.name)
+        return Want(text, tuple(self.needs()) if self._num_posted else ())
 
     def close(self) -> None:
         """Leave the group and end its thread."""
@@ -163,16 +220,16 @@ class GroupCalls:
 class _QueuedHandle(Handle[T]):
     """A call in its group's queue; what it got is handed over, in place or as new tensors, at the first wait."""
 
-    def __init__(
-        self, future: Future[R], deliver: Callable[[R], T], in_flight: dict[Future[Any], Signature]
-    ) -> None:
-        self._future, self._deliver, self._in_flight = future, deliver, in_flight
+    def __init__(self, future: Future[R], deliver: Callable[[R], T], rank: GlooRank, want: Want) -> None:
+        self._future, self._deliver, self._rank, self._want = future, deliver, rank, want
         self._result: list[T] = []
 
     def wait(self) -> T:
         if not self._result:
-            self._result.append(self._deliver(self._future.result()))
-            self._in_flight.pop(self._future, None)
+            lookout = self._rank.lookout
+            got = self._future.result() if lookout is None else lookout.until(self._want, self._future)
+            self._result.append(self._deliver(got))
+            self._rank.in_flight.pop(self._future, None)
         return self._result[0]
 
     def is_completed(self) -> bool:

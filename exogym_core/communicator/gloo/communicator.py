@@ -19,6 +19,7 @@ from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.gloo.agreement import exchange_shapes
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
+from exogym_core.communicator.gloo.lookout import Lookout
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
 from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
@@ -60,6 +61,8 @@ class GlooCommunicator(Communicator):
         """Join the other ranks of a run; `on_mark` receives what is marked, with its `wall_seconds` (see `now`)."""
         groups = rendezvous.join()
         state = GlooRank(rendezvous, on_mark if on_mark is not None else lambda row: None)
+        if rendezvous.check and rendezvous.num_ranks > 1:
+            state.lookout = Lookout(rendezvous)
         calls = GroupCalls(state, groups, range(rendezvous.num_ranks), rendezvous.rank)
         return cls(state, calls, rendezvous.rank)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import threading
 import zlib
 from collections import defaultdict
 from functools import partial
@@ -12,16 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from exogym_core.communicator.gloo.agreement import RECORD_BYTES, call_record, disagreement
+from exogym_core.communicator.gloo.lookout import in_thread
+from exogym_core.communicator.gloo.waits import Want
 from exogym_core.communicator.handle import Handle
 from netsim.files.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     import torch.distributed as dist
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.gloo.lookout import Lookout
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
     from exogym_core.communicator.gloo.wire import Wire
 
@@ -43,12 +46,13 @@ class _MessageHandle(Handle[T]):
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
+        lookout: tuple[Lookout, Want] | None = None,
     ) -> None:
         self._finish, self._deliver = finish, deliver
-        self._watcher: threading.Thread | None = None
+        self._watcher: Future[None] | None = None
         self._error: BaseException | None = None
         self._result: list[T] = []
-        self._cancel = cancel
+        self._cancel, self.lookout = cancel, lookout
         self.done = False
 
     def wait(self) -> T:
@@ -60,8 +64,7 @@ class _MessageHandle(Handle[T]):
     def is_completed(self) -> bool:
         # gloo cannot be asked without waiting, and a wait that times out breaks the connection.
         if not self.done and self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="gloo message", daemon=True)
-            self._watcher.start()
+            self._watcher = in_thread(self._watch)
         return self.done
 
     def cancel(self) -> bool:
@@ -69,9 +72,14 @@ class _MessageHandle(Handle[T]):
 
     def settle(self, limit_seconds: float | None = None) -> None:
         """Wait for the message, without handing over what came; with a limit, only so long."""
-        if self._watcher is not None:
-            self._watcher.join()
-        elif not self.done:
+        lookout = self.lookout if limit_seconds is None else None
+        if self.done:
+            pass
+        elif self._watcher is not None:
+            self._watcher.result() if lookout is None else lookout[0].until(lookout[1], self._watcher)
+        elif lookout is not None:
+            lookout[0].wait(lookout[1], self._watch)
+        else:
             self._watch(limit_seconds)
         if self._error is not None:
             raise self._error
@@ -95,10 +103,15 @@ class Mailbox:
         wire: the group's gloo wire.
         ranks: the members' ranks in the run.
         rendezvous: says whether to check, and translates errors.
+        lookout: tells of messages that can never come; None where nothing is checked.
+        name: of the group, for it.
     """
 
-    def __init__(self, wire: Wire, ranks: Sequence[int], rendezvous: Rendezvous) -> None:
+    def __init__(
+        self, wire: Wire, ranks: Sequence[int], rendezvous: Rendezvous, lookout: Lookout | None, name: str
+    ) -> None:
         self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
+        self._lookout, self._name = lookout, name
         self._to_self: defaultdict[int, _Loop] = defaultdict(_Loop)
         self._posted: list[_MessageHandle[Any]] = []
         # gloo cannot take a receive back: the next one like it gets what it brings.
@@ -116,7 +129,7 @@ class Mailbox:
                 works.append(self._wire.send(call_record(signature), dst, message_slot("record", tag)))
             works.append(self._wire.send(flat, dst, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, dst, works, None)
-        return self._post(finish, lambda: None)
+        return self._post(finish, lambda: None, lookout=self._counted(signature, dst, tag))
 
     def receive(
         self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
@@ -125,7 +138,7 @@ class Mailbox:
         lane = (src, tag, flat.nbytes)
         if self._left[lane]:
             earlier, into = self._left[lane].pop(0)
-            return self._post(earlier.settle, lambda: deliver(into), self._leave(lane, into))
+            return self._post(earlier.settle, lambda: deliver(into), self._leave(lane, into), earlier.lookout)
         if src == self._wire.member:
             finish = self._to_self[tag].receive(flat, signature)
         else:
@@ -135,10 +148,19 @@ class Mailbox:
                 works.append(self._wire.receive(record, src, message_slot("record", tag)))
             works.append(self._wire.receive(flat, src, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, src, works, record)
-        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat))
+        lookout = self._counted(signature, src, tag)
+        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat), lookout)
 
     def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         """Receive from whoever is first into `flat`; returns the member."""
+        if self._lookout is None:
+            return self._receive_any(flat, tag, signature)
+        want = self._want_of_anyone(signature, tag)
+        src = self._lookout.wait(want, partial(self._receive_any, flat, tag, signature))
+        self._counted(signature, src, tag)
+        return src
+
+    def _receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         me = self._ranks[self._wire.member]
         waiting = f"rank {me} waits for anyone in {signature}"
         if not self._rendezvous.check:
@@ -152,6 +174,26 @@ class Mailbox:
         _judge((self._ranks[src], me), record, signature)
         self._rendezvous.tell(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
         return src
+
+    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[Lookout, Want] | None:
+        """Count a message; what tells whether the other side can still come. None for one to oneself."""
+        if self._lookout is None or other == self._wire.member:
+            return None
+        me, peer = self._ranks[self._wire.member], self._ranks[other]
+        source, target = (me, peer) if signature.side == "send" else (peer, me)
+        way = f"{self._name} {source}>{target} {tag}"
+        number = self._lookout.posted.add(f"{way} {signature.side}")
+        theirs = f"{way} {'recv' if signature.side == 'send' else 'send'}"
+        return self._lookout, Want(str(signature), ((peer, theirs, number),))
+
+    def _want_of_anyone(self, signature: Signature, tag: int) -> Want:
+        assert self._lookout is not None
+        me, needs = self._ranks[self._wire.member], []
+        for peer in self._ranks:
+            if peer != me:
+                way = f"{self._name} {peer}>{me} {tag}"
+                needs.append((peer, f"{way} send", self._lookout.posted.count(f"{way} recv") + 1))
+        return Want(f"{signature}, from anyone", tuple(needs), any_one=True)
 
     def _leave(self, lane: tuple[int, int, int], flat: Tensor) -> Callable[[_MessageHandle[Any]], bool]:
         """What cancels a receive: its own work goes on, for the next one like it."""
@@ -182,8 +224,9 @@ class Mailbox:
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[Any]], bool] = lambda handle: False,
+        lookout: tuple[Lookout, Want] | None = None,
     ) -> Handle[T]:
-        handle = _MessageHandle(finish, deliver, cancel)
+        handle = _MessageHandle(finish, deliver, cancel, lookout)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hmac
 import json
@@ -83,6 +84,7 @@ class Rendezvous:
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
+    _files: set[int] = field(default_factory=set)  # that were opened while groups were made
 
     @classmethod
     def from_environment(cls, check: bool, timeout_seconds: float, backend: str) -> Rendezvous:
@@ -231,7 +233,9 @@ class Rendezvous:
         self._num_made[tuple(members)] += 1
         store = PrefixStore(f"group {members} {number}", self._store)
         place = members.index(self.rank), len(members)
+        before = _open_files()
         control = self._gloo(PrefixStore("gloo", store), *place)
+        self._files |= _open_files() - before
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
         notes = PrefixStore("letters", store)
@@ -242,6 +246,15 @@ class Rendezvous:
         return ProcessGroups(
             dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control, notes
         )
+
+    def cut(self) -> None:
+        """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""
+        for file in self._files:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as connection:
+                if not connection.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                ):  # gloo's listener would throw
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
         if not self.address or "GLOO_SOCKET_IFNAME" in os.environ:
@@ -279,6 +292,13 @@ class Rendezvous:
                 raise MismatchError(
                     f"ranks disagree: rank {self.rank} called {call}; rank {other} called {theirs[1]}"
                 )
+
+
+def _open_files() -> set[int]:
+    try:
+        return {int(name) for name in os.listdir("/dev/fd")}
+    except OSError:  # there is no such folder here
+        return set()
 
 
 def _proof(secret: bytes, sender: int, receiver: int, ranks: list[int]) -> bytes:

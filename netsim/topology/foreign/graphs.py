@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from netsim.files.errors import InputError
+from netsim.files.problems import printable
 from netsim.topology.foreign.draft import Assumed, Draft, DraftLink, milliseconds, rate, safe_name
 from netsim.topology.foreign.xml import refuse_definitions
 
@@ -51,7 +52,8 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> Draft:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{path}: is no graph that can be read: {type(error).__name__}: {error}") from None
+        told = printable(f"{type(error).__name__}: {error}")
+        raise InputError(f"{path}: is no graph that can be read: {told}") from None
     plain: Any = nx.Graph()
     for source, target, facts in graph.edges(data=True):
         if source != target:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import InputError
+from netsim.files.problems import printable
 
 if TYPE_CHECKING:
     from netsim.topology.foreign.pairs import Pairs
 
 __all__ = ["ends_by_name", "is_iperf3", "is_ping", "parsed_json", "read_iperf3", "read_ping"]
 
-_STATISTICS = re.compile(r"(?:rtt|round-trip) min/avg/max/(?:mdev|stddev) = ([\d.]+)/([\d.]+)/([\d.]+)")
-_LOST = re.compile(r"([\d.]+)% packet loss")
+_STATISTICS = re.compile(
+    r"(?:rtt|round-trip) min/avg/max/(?:mdev|stddev) = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)"
+)
+_LOST = re.compile(r"(\d+(?:\.\d*)?)% packet loss")
 _PINGED = re.compile(r"^PING (\S+)", re.MULTILINE)
 
 
@@ -40,7 +43,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     Raises InputError for a run that failed, or that lacks these.
     """
     if data.get("error"):
-        raise InputError(f"{path}: iperf3 failed: {str(data['error'])[:200]}")
+        raise InputError(f"{path}: iperf3 failed: {printable(data['error'])}")
     try:
         start, end = data["start"], data["end"]
         test, connected = start["test_start"], start["connected"]
@@ -49,6 +52,13 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
         retransmits = end.get("sum_sent", {}).get("retransmits")
         streams = int(test.get("num_streams", len(connected)))
         when = start.get("timestamp", {}).get("time", "")
+        trips = [
+            float(sender[key])
+            for stream in end.get("streams", [])
+            for sender in [stream.get("sender", {})]
+            for key in ("min_rtt", "mean_rtt")
+            if sender.get(key)
+        ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}: is no finished TCP run of iperf3 -J: {error!r} is missing or wrong"
@@ -57,13 +67,6 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     one, other = named if named is not None else (str(local), str(remote))
     if test.get("reverse"):
         one, other = other, one
-    trips = [
-        float(sender[key])
-        for stream in end.get("streams", [])
-        for sender in [stream.get("sender", {})]
-        for key in ("min_rtt", "mean_rtt")
-        if sender.get(key)
-    ]
     lost = f", {retransmits} retransmits" if retransmits is not None else ""
     pairs.add(
         one,

@@ -101,8 +101,12 @@ def read_simgrid(path: str | Path, text: str) -> Draft:
     routes = _routes(path, root)
     if not hosts or not routes or clusters:
         raise InputError(f"{path}: expected a zone with full routing (hosts, links, routes), or one cluster")
+    if len(set(hosts)) < len(hosts):
+        raise InputError(f"{path}: two hosts have one id: give each its own")
     figures = {name: figure for name, (_, figure) in links.items()}
-    for _, _, steps in routes:
+    for src, dst, steps in routes:
+        for end in {src, dst} - set(hosts):
+            raise InputError(f"{path}: a route begins or ends at host {end!r}, which is not there")
         for step in steps:
             if step not in figures:
                 raise InputError(f"{path}: a route goes over link {step!r}, which is not there")

@@ -1,0 +1,215 @@
+"""Kill runs at random moments, again and again: what is left goes on to the result of a run that nobody disturbed.
+
+    python tests/soak/kills.py --kills 100 --seed 0 --out build/soak
+
+A small comparison runs in a session of its own, with threads or processes as ranks; at a drawn moment it, or one of
+its ranks' processes, gets SIGKILL (or SIGTERM, SIGINT). Then `--resume` goes on: its results must be the undisturbed
+ones to the byte; a run whose rank was killed must have ended by itself in one line; nothing may be left behind. The
+last line of output is a JSON object, appended to OUT too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exogym_core.app.cli import main as netgym
+from exogym_core.results import report
+
+EXPERIMENT = """\
+name: small
+task: digits
+model: {name: mlp, hidden: [4]}
+workers: {count: 3, kind: KIND}
+device: cpu
+topology: two-datacenters
+compute: 50 ms
+steps: 30
+batch_size: 4
+evaluate: {every: 5, samples: 32}
+checkpoint: {every: 1}
+strategies: [AllReduce, {name: DiLoCo, H: 3}]
+"""
+KINDS = {"threads": "threads", "processes": "processes, processes: 2"}
+SECONDS_TO_END = 60.0
+
+
+def results_of(folder: Path) -> dict[str, bytes]:
+    """What must be the same; the report and wall-clock times are not looked at."""
+    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(files)}
+
+
+def started(arguments: list[str], errors: Path) -> int:
+    """A process, leader of its own session, that runs `netgym`; forked, since importing torch takes long."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    with errors.open("wb") as file, open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = 70
+    try:
+        code = netgym(arguments)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """Wait for it; minus the signal or the exit code."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise TimeoutError(f"did not end within {SECONDS_TO_END:g} s")
+
+
+def children_of(pid: int) -> list[int]:
+    """Its processes."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in task.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def left_of(session: int) -> list[int]:
+    """Processes of a session that live."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+class Kills:
+    """Kills in one folder, each against the undisturbed run of its kind."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self._folder, self._draw = folder, draw
+        self._whole: dict[str, dict[str, bytes]] = {}
+        self._seconds: dict[str, float] = {}
+        for kind, text in KINDS.items():
+            (folder / f"{kind}.yaml").write_text(EXPERIMENT.replace("KIND", text))
+            began = time.monotonic()
+            assert (
+                ended(
+                    started(
+                        ["compare", str(folder / f"{kind}.yaml"), "--out", str(folder / kind)], folder / "e"
+                    )
+                )
+                == 0
+            )
+            self._seconds[kind] = time.monotonic() - began
+            self._whole[kind] = results_of(folder / kind)
+
+    def one(self) -> str:
+        """Kill one run and go on; returns what was done."""
+        kind, out = self._draw.choice(list(KINDS)), self._folder / "out"
+        number = self._draw.choice([signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT])
+        errors, resumed = self._folder / "errors", 0
+        shutil.rmtree(out, ignore_errors=True)
+        arguments = ["compare", str(self._folder / f"{kind}.yaml"), "--out", str(out)]
+        told = kind
+        for _ in range(self._draw.choice((1, 1, 2, 3))):  # the run that goes on is killed too
+            pid = started(arguments, errors)
+            time.sleep(self._draw.random() * self._seconds[kind] * (1.1 if not resumed else 0.7))
+            told += f", {self._kill(pid, number)}"
+            self._check_end(pid, ended(pid), errors)
+            if not (out / "experiment.yaml").exists():
+                shutil.rmtree(out, ignore_errors=True)  # it had not begun
+            else:
+                resumed, arguments = resumed + 1, ["compare", "--resume", str(out)]
+        if not (out / "report.html").exists() or json.loads((out / "summary.json").read_text())[-1].get(
+            "incomplete"
+        ):
+            code = ended(started(arguments, errors))
+            assert code == 0, f"{told}: {arguments[1]} ended with {code}: {errors.read_text()[-800:]}"
+        assert results_of(out) == self._whole[kind], f"{told}: other results"
+        return told
+
+    def _kill(self, pid: int, number: signal.Signals) -> str:
+        ranks = children_of(pid)
+        if ranks and number == signal.SIGKILL and self._draw.random() < 0.5:
+            victim = self._draw.choice(ranks)
+            try:
+                os.kill(victim, number)
+            except ProcessLookupError:
+                return "a rank that had ended"
+            return "a rank's SIGKILL"
+        os.kill(pid, number)
+        return number.name
+
+    def _check_end(self, pid: int, code: int, errors: Path) -> None:
+        text = errors.read_text()
+        assert code in (0, 1, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130, 143), (
+            f"exit code {code}: {text}"
+        )
+        assert "Traceback" not in text or code in (-signal.SIGINT, -signal.SIGTERM), text[-1500:]
+        assert code != 1 or "error:" in text.lower(), text[-800:]
+        deadline = time.monotonic() + 5
+        while left_of(pid):
+            assert time.monotonic() < deadline, f"processes are left: {left_of(pid)}"
+            time.sleep(0.01)
+
+
+def main() -> None:
+    """Read the command line, and kill."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("build/soak"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    report.write_report = lambda folder: folder.write_text("report.html", "")  # type: ignore[assignment]
+    before = set(os.listdir("/dev/shm"))
+    done: dict[str, int] = {}
+    found: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kills = Kills(Path(folder), random.Random(options.seed))
+        for _ in range(options.kills):
+            try:
+                what = kills.one()
+                done[what] = done.get(what, 0) + 1
+            except Exception as error:
+                found.append("".join(traceback.format_exception(error))[-2500:])
+    left: list[Any] = [name for name in set(os.listdir("/dev/shm")) - before if "netgym-fuzz" not in name]
+    spent = os.times()
+    seconds = round(spent.user + spent.system + spent.children_user + spent.children_system, 1)
+    text = json.dumps(
+        {"kills": options.kills, "cpu_seconds": seconds, "done": done, "found": found, "left": left}
+    )
+    with (options.out / "kills.jsonl").open("a") as file:
+        file.write(text + "\n")
+    print(text)
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
