@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,12 +23,8 @@ from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
-from exogym_core.results.history import RowRecorder
-from exogym_core.training.background import BackgroundObserver
-from exogym_core.training.logs import make_loggers
+from exogym_core.training.audience import Audience
 from exogym_core.training.resumption import (
-    begin_checkpoints,
-    find_resumed,
     follow,
     go_on_after_restart,
     plan,
@@ -62,26 +58,16 @@ _LOST_ROUNDS = (
 _LAST_ROWS_SECONDS = 60.0  # for the last rows of the others
 
 
-class _SiteWatch:
+class _SiteWatch(Audience):
     """What a site does with what all ranks mark, and with what its own deposit."""
 
     def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
         if torchrun_rank() is not None:
             go_on_after_restart(program)
-        self.resumed = find_resumed(program)
-        program.prepare()
-        request = program.request
-        self._writer = begin_checkpoints(program, self.resumed)
-        self._loggers = make_loggers(request, program.model, program.checkpoints.home)
-        told = [*listeners, *(logger.event for logger in self._loggers)]
-        if request.on_event is not None:
-            told.append(request.on_event)
-        self._result, self._recorder = result, RowRecorder(result, False, told, "wall_seconds")
-        self._observed: deque[Mapping[str, Any]] = deque()  # by this site, in its observer's thread
+        super().__init__(program, result, listeners)
+        self._result = result
         self._lock = threading.Lock()
         self._failure: Exception | None = None
-        self._observer = program.observer(self._observed.append, self._writer.observed)
-        self._looking = BackgroundObserver(self._observer, request.workers.intra_op_threads)
         self._last_step: dict[int, int] = {}
         self._rounds = _RoundsInOrder()
         self._judged: set[int] = set()  # the steps of evaluations that have been taken in
@@ -90,10 +76,8 @@ class _SiteWatch:
         self._is_through: set[int] = set()  # sites
         self._tell: Callable[[int, Mapping[str, Any]], None] = lambda rank, row: None
         self._send_rows: Callable[[], None] = lambda: None
-        for seen in self._writer.observed:
-            self._judged.add(seen["step"])
-            self._recorder.observe(seen)
-        past = self._writer.journal.past_rows()
+        self._judged.update(seen["step"] for seen in self.writer.observed)
+        past = self.writer.journal.past_rows()
         for rank, row in sorted(past, key=lambda each: (each[1].get("step", 0), each[0])):
             self._take(rank, row)
 
@@ -109,11 +93,11 @@ class _SiteWatch:
     @property
     def num_deposited(self) -> int:
         """How much has been deposited here."""
-        return self._looking.num_given
+        return self.looking.num_given
 
     def take_deposit(self, place: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Take what the process in that place of this site deposits."""
-        self._looking.take(self._first + place, note, tensors)
+        self.looking.take(self._first + place, note, tensors)
 
     def mark(self, place: int, row: Mapping[str, Any]) -> None:
         """A row of the process in that place of this site."""
@@ -123,15 +107,15 @@ class _SiteWatch:
         with self._lock:
             if "checkpoint" in row:
                 self._num_deposited[row["step"]] += row["num_deposited"]
-                self._writer.journal.mark(rank, row)
+                self.writer.journal.mark(rank, row)
                 own = {
                     name: value for name, value in row.items() if name != "looks"
                 }  # what others judge is theirs
-                self._writer.add(_stamped(rank, own), self._num_deposited[row["step"]])
+                self.writer.add(_stamped(rank, own), self._num_deposited[row["step"]])
             else:
                 self._take(rank, row)
                 self._tell(rank, row)
-            self._settle()
+            self.settle()
         if "averaged_ranks" in row:  # a round that is over is known to all, whatever happens next
             self._send_rows()
 
@@ -140,7 +124,7 @@ class _SiteWatch:
         try:
             with self._lock:
                 if "observed" in row:
-                    self._observe(row["observed"])
+                    self._take_in(row["observed"])
                 elif "through" in row:
                     self._is_through.add(rank // self._size)
                 else:
@@ -154,29 +138,25 @@ class _SiteWatch:
             if row["step"] <= self._last_step.get(rank, 0):
                 return
             self._last_step[rank] = row["step"]
-        self._writer.journal.mark(rank, row)
+        self.writer.journal.mark(rank, row)
         for whose, each in self._rounds.add(rank, row):
-            self._recorder.add(_stamped(whose, each))
+            self.recorder.add(_stamped(whose, each))
 
-    def _observe(self, row: Mapping[str, Any]) -> None:
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Tell of what has been observed, here and to the other sites."""
+        self._take_in(row)
+        self._tell(self._first, {"observed": row})
+
+    def _take_in(self, row: Mapping[str, Any]) -> None:
         if row["step"] not in self._judged:
             self._judged.add(row["step"])
-            self._recorder.observe(row)
-            self._writer.add_observed(row)
-
-    def _settle(self) -> None:
-        num_taken = self._looking.num_taken  # first: what is told after it is of no harm
-        while self._observed:
-            row = self._observed.popleft()
-            self._observe(row)
-            self._tell(self._first, {"observed": row})
-        self._writer.settle(num_taken)
+            super().observe(row)
 
     def finish(self, comm: ElasticCommunicator, present: Sequence[int]) -> None:
         """This site has done its rounds: wait for what it judges, and for the last rows of those who were there."""
-        final = self._looking.finish()
+        final = self.looking.finish()
         with self._lock:
-            self._settle()
+            self.settle()
             self._tell(self._first, {"through": True})
         comm.link.send_rows()
         until = time.monotonic() + _LAST_ROWS_SECONDS
@@ -194,18 +174,13 @@ class _SiteWatch:
     def close(self, failed: bool) -> None:
         """Keep what was done, and let go of everything."""
         if failed:
-            self._looking.abandon()
+            self.looking.abandon()
         with self._lock:
             self._tell = lambda rank, row: None
-            self._settle()
+            self.settle()
             for rank, row in self._rounds.rest():
-                self._recorder.add(_stamped(rank, row))
-            self._recorder.finish()
-            self._writer.close()
-        self._writer.release()
-        self._observer.close()
-        for logger in self._loggers:
-            logger.close()
+                self.recorder.add(_stamped(rank, row))
+            super().close(failed)
 
 
 class _RoundsInOrder:

@@ -1,9 +1,10 @@
-"""An observer beside ranks that live in other processes: in a thread of its own."""
+"""An observer in the turn of ranks, or beside those that live in other processes: in a thread of its own."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,36 @@ if TYPE_CHECKING:
 
     from exogym_core.training.observer import FinalModels, Observer
 
-__all__ = ["BackgroundObserver"]
+__all__ = ["BackgroundObserver", "InlineObserver"]
+
+
+@dataclass
+class InlineObserver:
+    """An observer that works in the turn of the rank that deposits.
+
+    Attributes:
+        num_given: deposits that have come, all of which have been looked at.
+    """
+
+    observer: Observer
+    num_given: int = 0
+
+    def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Look at a deposit."""
+        self.num_given += 1
+        self.observer.take(rank, note, tensors)
+
+    @property
+    def num_taken(self) -> int:
+        """The same."""
+        return self.num_given
+
+    def finish(self) -> FinalModels:
+        """No more deposits will come."""
+        return self.observer.finish()
+
+    def abandon(self) -> None:
+        """There is nothing to end."""
 
 
 class BackgroundObserver:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
-from exogym_core.results.history import RowRecorder
-from exogym_core.training.background import BackgroundObserver
-from exogym_core.training.logs import make_loggers
+from exogym_core.training.audience import Audience
 from exogym_core.training.resumption import (
-    begin_checkpoints,
-    find_resumed,
     follow,
     go_on_after_restart,
     plan,
@@ -37,71 +33,43 @@ if TYPE_CHECKING:
 __all__ = ["fit_joined"]
 
 
-class _Watcher:
+class _Watcher(Audience):
     """What rank 0 does with what all ranks mark and deposit: history, loggers, judging, checkpoints.
 
     Rows come in one thread, deposits in a second, and are judged in a third.
     """
 
     def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
-        self.resumed = find_resumed(program)
-        program.prepare()
-        request = program.request
-        self._writer = begin_checkpoints(program, self.resumed)
-        self._loggers = make_loggers(request, program.model, program.checkpoints.home)
-        listeners = [*listeners, *(logger.event for logger in self._loggers)]
-        if request.on_event is not None:
-            listeners.append(request.on_event)
-        self._recorder = RowRecorder(result, False, listeners, "wall_seconds")
-        self._observed: deque[Mapping[str, Any]] = deque()
+        super().__init__(program, result, listeners)
         self._num_deposited: Counter[int] = Counter()  # of all ranks, at the checkpoint of a step
         self._lock = threading.Lock()
-        self._observer = program.observer(self._observed.append, self._writer.observed)
-        self._looking = BackgroundObserver(self._observer, request.workers.intra_op_threads)
-        self.take_deposit = self._looking.take
-        for seen in self._writer.observed:
-            self._recorder.observe(seen)
-        for rank, row in self._writer.journal.past_rows():
-            self._writer.journal.mark(rank, row)
-            self._recorder.add(untimed_row(rank, row))
+        self.take_deposit = self.looking.take
+        for rank, row in self.writer.journal.past_rows():
+            self.writer.journal.mark(rank, row)
+            self.recorder.add(untimed_row(rank, row))
 
     def take(self, rank: int, row: Mapping[str, Any]) -> None:
         """Take in a row of a rank."""
         with self._lock:
-            self._writer.journal.mark(rank, row)
+            self.writer.journal.mark(rank, row)
             marked = untimed_row(rank, row)
-            self._recorder.add(marked)
+            self.recorder.add(marked)
             if "checkpoint" in row:
                 self._num_deposited[row["step"]] += row["num_deposited"]
-            self._writer.add(marked, self._num_deposited[row["step"]])
-            self._settle()
+            self.writer.add(marked, self._num_deposited[row["step"]])
+            self.settle()
 
     def finish(self) -> FinalModels:
         """All has come: wait for what is still being judged."""
-        final = self._looking.finish()
+        final = self.looking.finish()
         with self._lock:
-            self._settle()
+            self.settle()
         return final
-
-    def _settle(self) -> None:
-        num_taken = self._looking.num_taken  # first: what is told after it is of no harm
-        while self._observed:
-            row = self._observed.popleft()
-            self._recorder.observe(row)
-            self._writer.add_observed(row)
-        self._writer.settle(num_taken)
 
     def close(self, failed: bool) -> None:
         """Keep what was done, and let go of everything."""
-        if failed:
-            self._looking.abandon()
         with self._lock:
-            self._recorder.finish()
-            self._writer.close()
-        self._writer.release()
-        self._observer.close()
-        for logger in self._loggers:
-            logger.close()
+            super().close(failed)
 
 
 def fit_joined(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:

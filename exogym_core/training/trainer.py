@@ -5,23 +5,20 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.ranks.torchrun.rank import torchrun_rank
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.history import RowRecorder
 from exogym_core.results.progress import shown
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.training.apart import fit_apart
+from exogym_core.training.here import fit_here
 from exogym_core.training.joined import fit_joined
-from exogym_core.training.logs import make_loggers
 from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
-from exogym_core.training.resumption import begin_checkpoints, find_resumed
-from exogym_core.training.session import Session
 from exogym_core.training.snapshot import load_whole_state
 from netsim.files.errors import InputError
 
@@ -225,7 +222,8 @@ class Trainer:
         label, steps = request.run_name or result.strategy, result.max_steps
         is_shown = request.progress and not torchrun_rank()
         with shown(label, steps, result) if is_shown else nullcontext() as show:
-            _run(program, result, [] if show is None else [show])
+            fit = fit_apart if request.is_apart else fit_joined if request.is_joining else fit_here
+            _conclude(fit(program, result, [] if show is None else [show]), result)
         model = copy.deepcopy(self.model)
         load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]
@@ -245,51 +243,14 @@ def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
     return of_fit if of_fit is not None else of_trainer
 
 
-def _run(program: Program, result: FitResult, listeners: list[Callable[[Mapping[str, Any]], None]]) -> None:
-    """Run all ranks and fill `result`; listeners are told of rows, besides those that the request names."""
-    if program.request.is_apart:
-        _conclude(fit_apart(program, result, listeners), result)
-        return
-    if program.request.is_joining:
-        _conclude(fit_joined(program, result, listeners), result)
-        return
-    resumed = find_resumed(program)
-    program.prepare()
-    request = program.request
-    checkpoints = begin_checkpoints(program, resumed)
-    result.checkpoint_folder = program.checkpoints.folder
-    result.resumed_step = resumed.step if resumed is not None else 0
-    result.minibatch_size = request.minibatch_size
-    result.compute = program.compute.to_mapping() if program.compute is not None else None
-    loggers = make_loggers(request, program.model, program.checkpoints.home)
-    listeners += [logger.event for logger in loggers]
-    if request.on_event is not None:
-        listeners.append(request.on_event)
-    clock = "virtual_seconds" if request.carrier.has_clock else "wall_seconds"
-    recorder = RowRecorder(result, request.topology is not None, listeners, clock)
-    # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
-    program.request = replace(request, on_event=None)
-    try:
-        outcomes = Session(program, recorder, checkpoints).run(result)
-    finally:
-        try:
-            recorder.finish()  # a listener may press Ctrl-C here too
-        finally:
-            checkpoints.close()
-            checkpoints.release()
-            for logger in loggers:
-                logger.close()
-    _conclude([remark for outcome in outcomes for remark in outcome.remarks], result)
-
-
 def _conclude(remarks: Sequence[str], result: FitResult) -> None:
     result.complete = True
     for remark in dict.fromkeys(remarks):
-        warnings.warn(remark, UserWarning, stacklevel=4)
+        warnings.warn(remark, UserWarning, stacklevel=3)
     if result.first_non_finite_step is not None:
         warnings.warn(
             f"fit: the loss was not finite at step {result.first_non_finite_step} and training went on; "
             "lower the learning rate or clip gradients (max_norm)",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
