@@ -213,6 +213,9 @@ def test_files_name_modules(tmp_path: Any) -> None:
     assert isinstance(chain, Chain)
     assert [type(module) for module in chain.modules] == [Sites, DiLoCoCommunicator]
     assert chain.judged == "outer"
+    path.write_text(FILE.replace("name: DiLoCo,", "name: DiLoCoCommunicator,"))  # as in Python
+    experiment = Experiment.load(path)
+    assert experiment.build_strategy(experiment.strategies[0]).modules[1].H == 2
     path.write_text(FILE.replace("name: Sites", "name: Site"))
     with pytest.raises(InputError, match="unknown module 'Site': did you mean 'Sites'"):
         Experiment.load(path)

@@ -197,6 +197,8 @@ MODULES: dict[str, type[Module]] = {
 def build_module(name: str, **options: Any) -> Module:
     """The module called `name` in the `modules` of a Chain, with its constructor's `options`.
 
+    It is known by its name in MODULES, and by its class's.
+
     Raises:
         UnknownNameError: no module, or no option of it, has that name.
         InputError: an option's value is wrong.
@@ -204,9 +206,10 @@ def build_module(name: str, **options: Any) -> Module:
     >>> build_module("Sites", ranks_per_worker=8).options.ranks_per_worker
     8
     """
-    if name not in MODULES:
+    made_by = MODULES.get(name, {kind.__name__: kind for kind in MODULES.values()}.get(name))
+    if made_by is None:
         raise unknown_name("module", name, MODULES)
-    return MODULES[name](**options)
+    return made_by(**options)
 
 
 def build_strategy(name: str, **options: Any) -> Strategy:

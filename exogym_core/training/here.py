@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
 from exogym_core.results.history import mean_utilisation, where_time_went
-from exogym_core.training.audience import Audience
+from exogym_core.training.lookout import Lookout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +26,20 @@ def fit_here(
     program: Program, result: FitResult, listeners: Sequence[Callable[[Mapping[str, Any]], None]]
 ) -> Sequence[str]:
     """Train with all ranks and fill `result`; returns what the user should be warned of."""
-    audience, failed = Audience(program, result, listeners), True
+    lookout, failed = Lookout(program, result, listeners), True
     request = program.request
     result.checkpoint_folder = program.checkpoints.folder
-    result.resumed_step = audience.resumed.step if audience.resumed is not None else 0
+    result.resumed_step = lookout.resumed.step if lookout.resumed is not None else 0
     result.minibatch_size = request.minibatch_size
     result.compute = program.compute.to_mapping() if program.compute is not None else None
     # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
     program.request = replace(request, on_event=None)
     try:
-        run, final = _carry(program, audience)
+        run, final = _carry(program, lookout)
         failed = False
     finally:
-        audience.close(failed)
-    _account(run, result, audience.recorder.rounds.has_any, request.num_nodes)
+        lookout.close(failed)
+    _account(run, result, lookout.recorder.rounds.has_any, request.num_nodes)
     workers = run.results[: request.num_nodes]
     result.rank_states = [outcome.state for outcome in workers]
     result.max_steps = run.results[0].max_steps
@@ -47,14 +47,14 @@ def fit_here(
     return [remark for outcome in workers for remark in outcome.remarks]
 
 
-def _carry(program: Program, audience: Audience) -> tuple[RunResult[RankOutcome], FinalModels]:
+def _carry(program: Program, lookout: Lookout) -> tuple[RunResult[RankOutcome], FinalModels]:
     """Run the ranks, and pass on what they mark and deposit."""
-    request, looking = program.request, audience.looking
+    request, looking = program.request, lookout.looking
 
     def take(row: StampedRow) -> None:
-        audience.recorder.add(row)
-        audience.writer.add(row, looking.num_given)
-        audience.settle()
+        lookout.recorder.add(row)
+        lookout.writer.add(row, looking.num_given)
+        lookout.settle()
 
     run = run_ranks(
         program,
@@ -70,12 +70,12 @@ def _carry(program: Program, audience: Audience) -> tuple[RunResult[RankOutcome]
         on_row=take,
         on_deposit=looking.take,
         keep_rows=False,
-        journal=audience.writer.journal,
+        journal=lookout.writer.journal,
         timeout_seconds=request.timeout_seconds,
         compare_calls=request.compare_calls,
     )
     final = looking.finish()
-    audience.settle()
+    lookout.settle()
     return run, final
 
 
