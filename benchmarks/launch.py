@@ -1,27 +1,47 @@
-"""What the torch.distributed backend costs in host time, beside gloo: ranks forked from one warm process.
+"""What the torch.distributed backend costs in host time, beside gloo and beside what cannot be done without.
 
-    python benchmarks/launch.py [RANKS] [BACKEND ...]
+    python benchmarks/launch.py [RANKS] [calls] [starts]
 
-Prints, for each backend, start-up, an all-reduce of 4 bytes and one of 25 MB: seconds of the clock, and seconds of
-the processor, of all processes together. Times are of an idle machine or they are nothing; the processor's are less
-easily disturbed.
+Prints all-reduces of 4 bytes and of 25 MB among forked processes: over gloo, over netsim, as bare as can be (messages
+to one process and back; values copied to shared memory, added up there piece by piece, and copied back); then how
+long programs take that start, meet once and end: under torchrun with gloo, under torchrun with netsim, under `netgym
+launch`. Seconds of the clock, and of the processor. Times are of an idle machine or they are nothing; as root,
+`chrt -r 10 python benchmarks/launch.py` makes one of a busy machine.
 """
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import resource
+import socket
+import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 import exogym_core.torch_backend  # noqa: F401 (registers netsim)
 
-CASES = {"4 bytes": (1, 200), "25 MB": (25_000_000 // 4, 5)}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CASES = {"4 bytes": (1, 1000), "25 MB": (25_000_000 // 4, 20)}
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+if sys.argv[1] == "netsim":
+    import exogym_core.torch_backend
+dist.init_process_group(sys.argv[1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+Row = tuple[str, float, float]
+Ends = list[tuple[socket.socket, socket.socket]]
 
 
 def cpu_seconds() -> float:
@@ -30,38 +50,72 @@ def cpu_seconds() -> float:
     return use.ru_utime + use.ru_stime
 
 
-def rank(
-    index: int, size: int, backend: str, path: str, told: multiprocessing.Queue[tuple[str, float, float]]
-) -> None:
+def timed(name: str, times: int, call: Callable[[], object]) -> Row:
+    """Seconds of the clock and of this process's processor that each of several calls takes."""
     begin, spent = time.perf_counter(), cpu_seconds()
+    for _ in range(times):
+        call()
+    return name, (time.perf_counter() - begin) / times, (cpu_seconds() - spent) / times
+
+
+def rank(index: int, size: int, backend: str, path: str, told: multiprocessing.Queue[Row]) -> None:
     dist.init_process_group(backend, init_method=f"file://{path}", rank=index, world_size=size)
-    dist.barrier()
-    told.put(("start", time.perf_counter() - begin, cpu_seconds() - spent))
     for name, (count, times) in CASES.items():
         tensor = torch.ones(count)
-        dist.all_reduce(tensor)
-        dist.barrier()
-        begin, spent = time.perf_counter(), cpu_seconds()
-        for _ in range(times):
+        for _ in range(3):
             dist.all_reduce(tensor)
+        # The simulation finds the fastest algorithm while ranks go on: it is asked something, and has to come along.
+        dist.all_reduce(tensor, async_op=True).is_completed()
         dist.barrier()
-        told.put((name, (time.perf_counter() - begin) / times, (cpu_seconds() - spent) / times))
+        told.put(timed(name, times, lambda tensor=tensor: dist.all_reduce(tensor)))  # type: ignore[misc]
     dist.destroy_process_group()
 
 
-def measure(backend: str, size: int) -> None:
-    """Print what one backend takes."""
-    context = multiprocessing.get_context("fork")
-    told = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "store")
-        ranks = [context.Process(target=rank, args=(i, size, backend, path, told)) for i in range(size)]
-        for each in ranks:
-            each.start()
-        rows = [told.get() for _ in range(size * (1 + len(CASES)))]
-        for each in ranks:
-            each.join()
-    for name in ("start", *CASES):
+def bare(index: int, size: int, fd: int, ends: Ends, told: multiprocessing.Queue[Row]) -> None:
+    """A rank that sends to a hub and waits for it; its values lie in shared memory."""
+    end, memory = ends[index][1], mmap.mmap(fd, 0)
+    for name, (count, times) in CASES.items():
+        tensor = torch.ones(count)
+        mine, result = (
+            torch.frombuffer(memory, dtype=torch.float32, count=count, offset=at << 25)
+            for at in (index, size)
+        )
+
+        def call(
+            tensor: torch.Tensor = tensor, mine: torch.Tensor = mine, result: torch.Tensor = result
+        ) -> None:
+            mine.copy_(tensor)
+            end.send(b"x" * 100)
+            end.recv(100)
+            tensor.copy_(result)
+
+        call()
+        told.put(timed(name, times, call))
+
+
+def hub(size: int, fd: int, ends: Ends) -> None:
+    """Hears from all ranks, adds up, and answers."""
+    memory = mmap.mmap(fd, 0)
+    for count, times in CASES.values():
+        parts = [
+            torch.frombuffer(memory, dtype=torch.float32, count=count, offset=at << 25)
+            for at in range(size + 1)
+        ]
+        pieces = list(zip(*(part.split(1 << 18) for part in parts), strict=True))
+        for _ in range(times + 1):
+            for end, _ in ends:
+                end.recv(100)
+            for *given, result in pieces:
+                result.copy_(given[0])
+                for other in given[1:]:
+                    result.add_(other)
+            for end, _ in ends:
+                end.send(b"x" * 100)
+
+
+def tell(backend: str, rows: list[Row]) -> None:
+    """Print the slowest clock, and all processors together."""
+    for name in dict.fromkeys(row for row, _, _ in rows):
         wall = max(seconds for row, seconds, _ in rows if row == name)
         cpu = sum(seconds for row, _, seconds in rows if row == name)
         print(
@@ -69,9 +123,53 @@ def measure(backend: str, size: int) -> None:
         )
 
 
+def calls(size: int) -> None:
+    """Print what calls take."""
+    context = multiprocessing.get_context("fork")
+    for backend in ("gloo", "netsim", "bare"):
+        told = context.Queue()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "store")
+            if backend == "bare":
+                fd, ends = os.memfd_create("bare"), [socket.socketpair() for _ in range(size)]
+                os.ftruncate(fd, (size + 1) << 25)
+                ranks = [context.Process(target=bare, args=(i, size, fd, ends, told)) for i in range(size)]
+                ranks.append(context.Process(target=hub, args=(size, fd, ends)))
+            else:
+                ranks = [
+                    context.Process(target=rank, args=(i, size, backend, path, told)) for i in range(size)
+                ]
+            for each in ranks:
+                each.start()
+            rows = [told.get() for _ in range(size * len(CASES))]
+            for each in ranks:
+                each.join()
+        tell(backend, rows)
+
+
+def starts(size: int) -> None:
+    """Print what starting takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "program.py"
+        script.write_text(PROGRAM)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+        launch = [sys.executable, "-m", "exogym_core", "launch", f"-n{size}"]
+        for name, command in {
+            "torchrun, gloo": [*torchrun, str(script), "gloo"],
+            "torchrun, netsim": [*torchrun, str(script), "netsim"],
+            "netgym launch": [*launch, str(script), "netsim"],
+        }.items():
+            before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            print(f"{name:17} {wall:10.2f} s    processors {cpu:10.2f} s", flush=True)
+
+
 if __name__ == "__main__":
     os.environ["NETGYM_COMPUTE"] = "marks"
     torch.set_num_threads(1)
-    num_ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    for name in sys.argv[2:] or ["gloo", "netsim"]:
-        measure(name, num_ranks)
+    given = sys.argv[1:]
+    num_ranks = int(given.pop(0)) if given and given[0].isdigit() else 8
+    for part in given or ["calls", "starts"]:
+        {"calls": calls, "starts": starts}[part](num_ranks)

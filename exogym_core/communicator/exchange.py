@@ -15,7 +15,7 @@ import torch
 
 from exogym_core.communicator.values import Combine, Outcome, combine
 from netsim.files.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
-from netsim.ranks.calls import group_of
+from netsim.ranks.lanes import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence

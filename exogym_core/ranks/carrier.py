@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Letter, Take
 
-__all__ = ["SECONDS_BETWEEN_ROWS", "Carrier", "OnDeposit"]
+__all__ = ["Carrier", "OnDeposit"]
 
 OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
-
-# Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
-SECONDS_BETWEEN_ROWS = 0.1
 
 
 class Carrier(ABC):

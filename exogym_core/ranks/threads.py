@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS, Carrier
+from exogym_core.ranks.carrier import Carrier
 from exogym_core.ranks.failures import run_rank, told
 from exogym_core.ranks.turns import Turns
+from exogym_core.ranks.watch import SECONDS_BETWEEN_ROWS
 from netsim.files.errors import NetsimError
 from netsim.ranks.requests import Key, Mark, Request
 

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-__all__ = ["SECONDS_OF_SILENCE", "Silence", "Watch", "place_in", "spent_seconds"]
+__all__ = ["SECONDS_BETWEEN_ROWS", "SECONDS_OF_SILENCE", "Silence", "Watch", "place_in", "spent_seconds"]
 
 SECONDS_OF_SILENCE = 30.0  # host time
+# Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
+SECONDS_BETWEEN_ROWS = 0.1
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # Where code is that a user has not written: a frame of it says less than the call that led there.

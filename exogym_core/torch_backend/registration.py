@@ -22,7 +22,7 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
     ranks = list(options.global_ranks_in_group)
     whole = None if ranks else (options.group_rank, options.group_size)
     if session is None or (whole is not None and whole != (session.comm.rank, session.comm.world_size)):
-        from exogym_core.torch_backend.server import connect
+        from exogym_core.torch_backend.joining import connect
 
         session = connect(options.store, options.group_rank, options.group_size)
     ranks = ranks or list(range(options.group_size))

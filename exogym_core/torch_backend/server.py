@@ -1,8 +1,4 @@
-"""The simulation for ranks that somebody else has started: a process of its own, found through c10d's store.
-
-Rank 0 starts it, with a unix socket in a private folder whose path it leaves in the store; each rank connects, and is
-let in if it is the same user's. What travels there is as between a parent and its children.
-"""
+"""The process of the simulation for ranks that somebody else has started; see `exogym_core.torch_backend.joining`."""
 
 from __future__ import annotations
 
@@ -11,157 +7,26 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
-import threading
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from exogym_core.communicator.simulated.port import RankState
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.communicator.values import combine
-from exogym_core.ranks.failures import told
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.arena import Arena
 from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
 from exogym_core.ranks.processes.channel import ChannelClosed, Ears, Pipe
-from exogym_core.ranks.processes.rank_block import RankBlock
-from exogym_core.ranks.processes.records import Ended, Failed
 from exogym_core.ranks.sent import SentBytes
-from exogym_core.ranks.turns import Aborted
 from exogym_core.torch_backend.report import Exposure, report_of
-from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
-from netsim.files.errors import InputError, NetsimError, RankError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch.distributed import Store  # type: ignore[attr-defined]
-
-__all__ = ["connect"]
+__all__ = ["main"]
 
 _SECONDS_TO_START = 300.0
-_PATH = "netgym simulation"
-
-
-def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
-    """Join the simulation of this run, starting it on rank 0.
-
-    The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES and NETGYM_OUT
-    of rank 0 say what is simulated, and where a run folder is written.
-
-    Raises:
-        InputError: a variable is wrong, or torchrun has restarted the program.
-        RankError: the simulation's process has ended.
-    """
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        raise InputError(
-            "netsim: torchrun has restarted this program, and its simulation cannot go on from there: run it without "
-            "--max-restarts"
-        )
-    compute = ComputeClock.parse(os.environ.get("NETGYM_COMPUTE", "live"))
-    if rank == 0:
-        _world(num_ranks)  # or its mistakes would be told by another process
-        _start(store, num_ranks)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(store.get(_PATH).decode())
-    channel = Pipe(connection)
-    try:
-        channel.send((rank, os.getpid()))
-        arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=rank + 1)
-        channel.reads_ahead = True
-        world = channel.recv()
-    except ChannelClosed:
-        raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
-    block = RankBlock.alone(world, rank, channel, arena, _ended_run)
-    comm = block.communicator(rank, RankState())
-    return attach(comm, compute, functools.partial(_leave, block, channel, rank))
-
-
-def _ended_run(reason: str) -> BaseException:
-    return RankError(
-        f"the simulated run has been ended: {reason}" if reason else "the simulated run has been ended", -1
-    )
-
-
-def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> None:
-    """At the end of the rank's process or thread: say whether its program has come to its own end."""
-    failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if isinstance(failure, SystemExit) and failure.code in (None, 0):
-        failure = None
-    try:
-        if failure is not None:
-            block.tell(Failed(rank, told(rank, failure)))
-        else:
-            session.settle()
-            session.end()
-            session.comm.finish()
-            block.tell(Ended(rank, b"\x80\x04N.", session.comm.state))
-        block.flush()
-    except (ChannelClosed, NetsimError, Aborted):  # told by the simulation itself
-        pass
-    finally:
-        channel.close()
-
-
-def _world(num_ranks: int) -> World:
-    from netsim.topology import Topology
-
-    return World.build(
-        num_ranks,
-        Topology.load(os.environ.get("NETGYM_TOPOLOGY", "lan")),
-        None,
-        os.environ.get("NETGYM_PROTOCOL"),
-        os.environ.get("NETGYM_COLLECTIVES"),
-    )
-
-
-def _start(store: Store, num_ranks: int) -> None:
-    folder = tempfile.mkdtemp(prefix="netgym-")  # of mode 0700
-    path = os.path.join(folder, "simulation")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(num_ranks)
-        if threading.active_count() == 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _fork(listener, num_ranks, path)
-        else:  # what other threads hold would be held for ever in a fork
-            simulation = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(listener.fileno()), str(num_ranks), path],
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
-            )
-            simulation.returncode = 0  # nobody waits for it
-    store.set(_PATH, path)
-
-
-def _fork(listener: socket.socket, num_ranks: int, path: str) -> None:
-    """The same by fork, which saves importing torch once more; nobody has to wait for the new process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own threads are not missed there
-        child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    code = 1
-    try:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        os.closerange(3, listener.fileno())
-        os.closerange(listener.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        torch.set_num_threads(1)
-        code = _main(os.dup(listener.fileno()), num_ranks, path)
-    finally:
-        os._exit(code)
-
-
-# --- in the process of the simulation ----------------------------------------------------------------------
 
 
 class _Guests:
@@ -184,6 +49,18 @@ class _Guests:
         return False
 
 
+def _world(num_ranks: int) -> World:
+    from netsim.topology import Topology
+
+    return World.build(
+        num_ranks,
+        Topology.load(os.environ.get("NETGYM_TOPOLOGY", "lan")),
+        None,
+        os.environ.get("NETGYM_PROTOCOL"),
+        os.environ.get("NETGYM_COLLECTIVES"),
+    )
+
+
 def _accept(listener: socket.socket, num_ranks: int) -> _Guests:
     """Every rank's connection; other users are not let in."""
     guests: dict[int, tuple[Pipe, int]] = {}
@@ -203,7 +80,6 @@ def _accept(listener: socket.socket, num_ranks: int) -> _Guests:
 
 
 def _serve(fd: int, num_ranks: int, path: str) -> int:
-    world = _world(num_ranks)
     listener = socket.socket(fileno=fd)
     try:
         guests = _accept(listener, num_ranks)
@@ -211,6 +87,12 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         listener.close()
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
+    try:
+        world = _world(num_ranks)
+    except InputError as error:  # told by the ranks, whose variables they are
+        for channel in guests.channels:
+            channel.send(str(error))
+        return 1
     arena, exposure, sent = Arena(num_regions=num_ranks + 1), Exposure(num_ranks), SentBytes()
     run = ProcessRun(
         world,
@@ -223,8 +105,8 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         functools.partial(combine, empty=arena.empty),
     )
     for channel in guests.channels:
+        channel.send(None)
         channel.send_fds([arena.fd])
-        channel.send(world)
         channel.reads_ahead = True
     run.run(guests)
     if run.failure.error is not None:
@@ -245,7 +127,8 @@ def _record(document: dict[str, Any]) -> None:
         )
 
 
-def _main(fd: int, num_ranks: int, path: str) -> int:
+def main(fd: int, num_ranks: int, path: str) -> int:
+    """Let `num_ranks` ranks in by the socket `fd`, which is at `path`, and simulate until they end; the exit code."""
     try:
         return _serve(fd, num_ranks, path)
     except (InputError, ChannelClosed, TimeoutError) as error:
@@ -254,4 +137,4 @@ def _main(fd: int, num_ranks: int, path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

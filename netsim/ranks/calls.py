@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from netsim.fluid.clock import Clock, Order, call_at, on_grid
 from netsim.fluid.recorder import Span
+from netsim.ranks.lanes import group_of
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-__all__ = ["Calls", "Cancel", "Enter", "StartCall", "group_of", "start_at_once"]
+__all__ = ["Calls", "Cancel", "Enter", "StartCall", "start_at_once"]
 
 _MOST_TOLD = 16  # ranks in a line
 
@@ -360,8 +361,3 @@ def _listed(ranks: Sequence[int]) -> str:
     names = ", ".join(map(str, ranks[:_MOST_TOLD]))
     more = f" and {len(ranks) - _MOST_TOLD} more" if len(ranks) > _MOST_TOLD else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"
-
-
-def group_of(group: Hashable) -> Hashable:
-    """The group whose collectives or messages are known by this name."""
-    return group.group if isinstance(group, Lane) else group

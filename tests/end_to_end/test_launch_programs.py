@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exogym_core.torch_backend.server import connect
+from exogym_core.torch_backend.joining import connect
 from netsim.files.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -138,6 +138,26 @@ def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> 
         os.sched_yield()
         subprocess.run(["sleep", "0.05"], check=True)
     assert json.loads((out / "launch.json").read_text())["virtual_seconds"] > 0.02
+
+
+def test_calls_that_nobody_waits_for_do_not_keep_a_rank_from_ending(tmp_path: Path) -> None:
+    """Processes that multiprocessing has forked; they leave an all-reduce behind that they have only looked at."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist, multiprocessing, exogym_core.torch_backend\n"
+        "def rank(index):\n"
+        "    dist.init_process_group('netsim', init_method='file://' + sys.argv[1], rank=index, world_size=2)\n"
+        "    work = dist.all_reduce(torch.ones(2), async_op=True)\n"
+        "    print(work.is_completed(), flush=True)\n"
+        "    dist.barrier()\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "ranks = [context.Process(target=rank, args=(index,)) for index in range(2)]\n"
+        "[each.start() for each in ranks]; [each.join() for each in ranks]\n"
+    )
+    environment = os.environ | {"NETGYM_COMPUTE": "marks"}
+    command = [sys.executable, str(script), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\nFalse\n", "")
 
 
 def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,7 +347,7 @@ def _run_child(
     channel.reads_ahead = True
     if alone:
         torch.set_num_threads(intra_op_threads)
-        RankBlock.alone(world, index, channel, arena).run(body)
+        RankBlock.alone(world.num_ranks, index, channel, arena).run(body)
         return
     block = RankBlock.by_turns(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index)
     block.run(body)

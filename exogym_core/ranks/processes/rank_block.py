@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.port import RankState
-from exogym_core.communicator.simulated.simulation import Schedules
-from exogym_core.ranks.carrier import SECONDS_BETWEEN_ROWS
 from exogym_core.ranks.failures import run_rank, told
 from exogym_core.ranks.processes.alone import Alone, Uncounted
 from exogym_core.ranks.processes.channel import ChannelClosed
@@ -34,6 +32,7 @@ from exogym_core.ranks.processes.records import (
     Values,
 )
 from exogym_core.ranks.turns import Aborted, Turns
+from exogym_core.ranks.watch import SECONDS_BETWEEN_ROWS
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Key, Mark, Request
 
@@ -69,26 +68,25 @@ class RankBlock:
     """The ranks of one process, and their end of the channel.
 
     Args:
-        world: where the run takes place.
+        num_ranks: of the whole run.
         ranks: those that live here.
         channel: to the process of the simulation.
         arena: memory shared with it.
         turns: who of them runs.
-        book: what their calls send; None: found from the world.
+        book: what their calls send.
     """
 
     def __init__(
         self,
-        world: World,
+        num_ranks: int,
         ranks: range,
         channel: RankEnd,
         arena: Store,
         turns: Turns | Alone,
-        book: ScheduleBook | None = None,
+        book: ScheduleBook,
     ) -> None:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
-        self.book = book if book is not None else Schedules(world)
-        self.world = world
+        self.book, self.num_ranks = book, num_ranks
         self.tickets: dict[Key, _Ticket] = {}
         self.answers: dict[int, Answer] = {}
         self._outgoing: list[NamedTuple] = []
@@ -111,7 +109,7 @@ class RankBlock:
         """Ranks that take turns as threads.
 
         Args:
-            world: as above.
+            world: where the run takes place.
             ranks: as above.
             channel: as above.
             arena: as above.
@@ -124,12 +122,15 @@ class RankBlock:
             with contextlib.suppress(ChannelClosed):  # the run has just ended
                 channel.send([silence])
 
-        return cls(world, ranks, channel, arena, Turns(ranks, seed, threads, nth_core, silent))
+        from exogym_core.communicator.simulated.simulation import Schedules  # which ranks alone do without
+
+        turns = Turns(ranks, seed, threads, nth_core, silent)
+        return cls(world.num_ranks, ranks, channel, arena, turns, Schedules(world))
 
     @classmethod
     def alone(
         cls,
-        world: World,
+        num_ranks: int,
         rank: int,
         channel: RankEnd,
         arena: Store,
@@ -140,7 +141,7 @@ class RankBlock:
         `unwind` makes what is raised in it when the run has failed.
         """
         turns = Alone(lambda: unwind(block.reason))
-        block = cls(world, range(rank, rank + 1), channel, arena, turns, Uncounted())
+        block = cls(num_ranks, range(rank, rank + 1), channel, arena, turns, Uncounted())
 
         def read() -> bool:
             block.flush()
@@ -161,7 +162,7 @@ class RankBlock:
     def communicator(self, rank: int, state: RankState) -> SimulatedCommunicator:
         """The rank's, of the whole world."""
         port = _PipePort(self, rank)
-        return SimulatedCommunicator(port, range(self.world.num_ranks), rank, self.book, state)
+        return SimulatedCommunicator(port, range(self.num_ranks), rank, self.book, state)
 
     def run_rank(self, rank: int, body: Body) -> None:
         """Run `body(comm)` on one rank here, and tell how it ended."""
