@@ -1,7 +1,7 @@
-"""Pictures of a run's page as a desk and a telephone show it.
+"""Pictures of a run's page as a desk and a telephone show it, and of its network.
 
-    netgym compare examples/digits_wan.yaml --out runs/demo
-    python benchmarks/page_pictures.py runs/demo --docs docs
+    netgym compare examples/home_worker.yaml --out runs/home
+    python benchmarks/page_pictures.py runs/home --docs docs
 
 Needs a browser: see `make test-browser`.
 """
@@ -16,8 +16,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 WIDTHS = {390: 2400, 1400: 1900}
 """Pixels across, and how many down are kept."""
 MOVE = """() => { const slider = document.getElementById("instant");
-    if (slider) { slider.value = 3; slider.dispatchEvent(new Event("input")); } }"""
+    if (slider) { slider.value = 18; slider.dispatchEvent(new Event("input")); } }"""
 """The slider over the network, to where something is sent."""
+NETWORK = """() => { const box = (element) => element.getBoundingClientRect();
+    const first = box(document.querySelector("svg.wide-drawing")), last = box(document.getElementById("use"));
+    return { x: first.x, y: first.y + scrollY, width: first.width, height: last.bottom - first.y }; }"""
+"""Where the drawing and what stands below it are."""
 
 
 def main() -> None:
@@ -37,6 +41,9 @@ def main() -> None:
             tab.goto(page.as_uri())
             tab.evaluate(MOVE)
             tab.screenshot(path=given.docs / f"page-{width}.png")
+            if width == max(WIDTHS):
+                box = tab.evaluate(NETWORK)
+                tab.screenshot(path=given.docs / "page-network.png", full_page=True, clip=box)
             tab.close()
         browser.close()
 
