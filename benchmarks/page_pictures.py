@@ -15,9 +15,12 @@ from pathlib import Path
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = {390: 2400, 1400: 1900}
 """Pixels across, and how many down are kept."""
-MOVE = """() => { const slider = document.getElementById("instant");
-    if (slider) { slider.value = 18; slider.dispatchEvent(new Event("input")); } }"""
-"""The slider over the network, to where something is sent."""
+MOVE = """() => { const slider = document.getElementById("instant"), line = document.querySelector("#use .readout");
+    const at = (value) => { slider.value = value; slider.dispatchEvent(new Event("input"));
+        return Number((line.textContent.match(/with ([\\d.]+) %/) || [0, 0])[1]); };
+    const shares = [...Array(Number(slider.max) + 1).keys()].map(at);
+    at(shares.indexOf(Math.max(...shares))); }"""
+"""The slider over the network, to where a link is busiest."""
 NETWORK = """() => { const box = (element) => element.getBoundingClientRect();
     const first = box(document.querySelector("svg.wide-drawing")), last = box(document.getElementById("use"));
     return { x: first.x, y: first.y + scrollY, width: first.width, height: last.bottom - first.y }; }"""

@@ -1,9 +1,9 @@
 // What links carried.
 
-/** From quiet grey-blue over amber to red, by how much of a link was used. */
+/** From grey-blue (a thousandth of what a link can carry, or less) over amber (3 %) to red (all of it). */
 function colourOfUse(share) {
   const stops = [[0xa9, 0xb7, 0xc2], [0xe6, 0x9f, 0x00], [0xb0, 0x1c, 0x1c]];
-  const at = Math.min(Math.max(share, 0), 1) * 2;
+  const at = share > 0 ? Math.min(Math.max(1 + Math.log10(share) / 3, 0), 1) * 2 : 0;
   const [low, high] = at < 1 ? [stops[0], stops[1]] : [stops[1], stops[2]];
   return `rgb(${low.map((value, channel) => Math.round(value + (high[channel] - value) * (at < 1 ? at : at - 1))).join(",")})`;
 }
@@ -32,7 +32,8 @@ function showLinks(parent) {
     select.addEventListener("change", () => { run = use[select.value]; draw(); });
     parent.append(select);
   }
-  parent.append(element("label", { for: "instant" }, "What links carried, at: "), slider, line);
+  parent.append(element("label", { for: "instant" }, "What links carried, at: "), slider, line,
+    element("p", { class: "note" }, "Grey: 0.1 % of what a link can carry, or less; amber: 3 %; red: all of it."));
   parent.hidden = false;
   draw();
 }
