@@ -32,9 +32,10 @@ KILLED_AFTER = 12  # points
 
 
 def one_core(folder: Path) -> float:
-    """Seconds of the sweep in one process on one core."""
+    """Seconds of the sweep in one process on one core; of what is left of it, where the folder is there."""
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "exogym_core", "sweep", str(FILE), "--out", str(folder)]
+    what = ["--resume", str(folder)] if folder.is_dir() else [str(FILE), "--out", str(folder)]
+    command = [sys.executable, "-m", "exogym_core", "sweep", *what]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - begun
 
@@ -103,13 +104,15 @@ def table(folder: Path) -> list[str]:
     return rows
 
 
-def page(alone: float, spread: dict[str, Any], digest: str, rows: list[str], load: float) -> str:
+def page(times: dict[str, Any], digest: str, rows: list[str]) -> str:
     """The page."""
+    spread, goes = times["spread"], times["goes"]
+    stopped = "" if goes == 1 else f" (stopped and resumed: in {goes} goes)"
     told = f"""
 # A study of 48 points
 
 Made by `python benchmarks/study.py` on {datetime.now(UTC):%Y-%m-%d}: {platform.machine()}, {os.cpu_count()} cores,
-Python {platform.python_version()}, load of the machine {load:.1f}.
+Python {platform.python_version()}, load of the machine {times["load"]:.1f}.
 
 `examples/study.yaml` has three networks, four learning rates and four lengths of a round: 48 points of two strategies
 and two seeds, 192 trainings. It ran twice: in one process on one core, and over a Ray cluster of {NODES} nodes of one
@@ -118,7 +121,7 @@ core each on the same machine (`ray.cluster_utils.Cluster`), of which one was ki
 
 | | seconds of the machine |
 |---|---|
-| one core: `netgym sweep examples/study.yaml` | {alone:.0f} |
+| one core: `netgym sweep examples/study.yaml`{stopped} | {times["alone"]:.0f} |
 | {NODES} nodes, {NODES - 1} after the kill: the same with `--on ADDRESS` | {spread["seconds"]:.0f} |
 
 Both folders have the digest `{digest}`: points that were under way on
@@ -131,9 +134,10 @@ The best of the 16 points on each network, by the mean time to the target over b
 
 ![Loss against virtual time](shown-study.png)
 
-Lines are means over seeds and over all points of a network, bands go from the lowest to the highest run. The picture is
-that of `netgym report FOLDER --group-by topology --group-by strategy --format png`;
-<a href="shown-study.html">the page</a> that the same command writes has every curve.
+Lines are means over both seeds and the four lengths of a round, at a learning rate of 16e-3; bands go from the lowest
+to the highest run. The picture is that of `netgym report FOLDER --group-by topology --group-by strategy --where
+'strategies.*.lr=0.016' --format png`; <a href="shown-study-page.html">the page</a> that the same command writes has
+every curve.
 """
     return told.lstrip().replace("{rows}", "\n".join(rows))
 
@@ -150,7 +154,8 @@ def main() -> None:
     known = given.out / "times.json"
     times: dict[str, Any] = json.loads(known.read_text()) if known.is_file() else {}
     if "one" in parts:
-        times["alone"] = one_core(given.out / "one")
+        times["alone"] = times.get("alone", 0.0) + one_core(given.out / "one")
+        times["goes"] = times.get("goes", 0) + 1
     if "cluster" in parts:
         times["spread"] = over_a_cluster(given.out / "cluster")
         times["load"] = os.getloadavg()[1]
@@ -160,15 +165,16 @@ def main() -> None:
     digests = {Study.open(given.out / name).digest() for name in ("one", "cluster")}
     if len(digests) != 1:
         raise SystemExit(f"the digests differ: {digests}")
-    text = page(times["alone"], times["spread"], digests.pop(), table(given.out / "cluster"), times["load"])
+    text = page(times, digests.pop(), table(given.out / "cluster"))
     print(text)
     if given.docs is None:
         return
+    (given.docs / "pages").mkdir(exist_ok=True)
     (given.docs / "shown-study.md").write_text(text, encoding="utf-8")
-    wanted = "--group-by topology --group-by strategy --format png"
+    wanted = "--group-by topology --group-by strategy --where strategies.*.lr=0.016 --format png"
     netgym(f"report {given.out}/cluster {wanted} --out {given.out}/page.html".split())
     shutil.copy(given.out / "plots" / "loss_against_time.png", given.docs / "shown-study.png")
-    shutil.copy(given.out / "page.html", given.docs / "pages" / "shown-study.html")
+    shutil.copy(given.out / "page.html", given.docs / "pages" / "shown-study-page.html")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ root_doc = "index"
 exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = "NetGym"
-html_extra_path = ["../schemas"]  # the addresses that editors may ask for
+html_extra_path = [
+    "../schemas",
+    "pages",
+]  # the addresses that editors may ask for; pages that commands have written
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0060a0", "color-brand-content": "#0060a0"},
 }
