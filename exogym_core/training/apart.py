@@ -23,7 +23,7 @@ from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
-from exogym_core.training.lookout import Lookout
+from exogym_core.training.lookout import RunLookout
 from exogym_core.training.resumption import (
     follow,
     go_on_after_restart,
@@ -58,7 +58,7 @@ _LOST_ROUNDS = (
 _LAST_ROWS_SECONDS = 60.0  # for the last rows of the others
 
 
-class _SiteWatch(Lookout):
+class _SiteWatch(RunLookout):
     """What a site does with what all ranks mark, and with what its own deposit."""
 
     def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator import run_ranks
 from exogym_core.results.history import mean_utilisation, where_time_went
-from exogym_core.training.lookout import Lookout
+from exogym_core.training.lookout import RunLookout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def fit_here(
     program: Program, result: FitResult, listeners: Sequence[Callable[[Mapping[str, Any]], None]]
 ) -> Sequence[str]:
     """Train with all ranks and fill `result`; returns what the user should be warned of."""
-    lookout, failed = Lookout(program, result, listeners), True
+    lookout, failed = RunLookout(program, result, listeners), True
     request = program.request
     result.checkpoint_folder = program.checkpoints.folder
     result.resumed_step = lookout.resumed.step if lookout.resumed is not None else 0
@@ -47,7 +47,7 @@ def fit_here(
     return [remark for outcome in workers for remark in outcome.remarks]
 
 
-def _carry(program: Program, lookout: Lookout) -> tuple[RunResult[RankOutcome], FinalModels]:
+def _carry(program: Program, lookout: RunLookout) -> tuple[RunResult[RankOutcome], FinalModels]:
     """Run the ranks, and pass on what they mark and deposit."""
     request, looking = program.request, lookout.looking
 

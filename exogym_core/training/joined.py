@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
-from exogym_core.training.lookout import Lookout
+from exogym_core.training.lookout import RunLookout
 from exogym_core.training.resumption import (
     follow,
     go_on_after_restart,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["fit_joined"]
 
 
-class _Watcher(Lookout):
+class _Watcher(RunLookout):
     """What rank 0 does with what all ranks mark and deposit: history, loggers, judging, checkpoints.
 
     Rows come in one thread, deposits in a second, and are judged in a third.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
     from exogym_core.training.program import Program
 
-__all__ = ["Lookout"]
+__all__ = ["RunLookout"]
 
 
-class Lookout:
+class RunLookout:
     """What is done with what ranks mark and deposit, wherever they run. Made before they start: it prepares `program`.
 
     Args:
