@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=list(SEEDS), help="that the experiment does not use"
     )
+    parser.add_argument("--only", nargs="+", help="names of the strategies to search; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="strategies searched at a time")
     parser.add_argument("--write", action="store_true", help="put the choice into the experiment")
     given = parser.parse_args()
@@ -97,13 +98,17 @@ def main() -> None:
     used = sorted(set(given.seeds) & set(experiment.seeds))
     if used:
         raise SystemExit(f"--seeds: {used[0]} is one of the experiment's: choose others")
+    wanted = [
+        (position, entry)
+        for position, entry in enumerate(experiment.strategies)
+        if given.only is None or entry.name in given.only
+    ]
     chosen: dict[str, float] = {}
     with ThreadPoolExecutor(given.jobs) as pool:
         searches = [
-            pool.submit(search, experiment, position, given.rates, given.seeds)
-            for position in range(len(experiment.strategies))
+            pool.submit(search, experiment, position, given.rates, given.seeds) for position, _ in wanted
         ]
-        for entry, found in zip(experiment.strategies, searches, strict=True):
+        for (_, entry), found in zip(wanted, searches, strict=True):
             best = min(found.result(), key=rank)
             print(f"{entry.label}, {len(given.seeds)} seeds:", flush=True)
             for each in found.result():

@@ -42,10 +42,11 @@ JUDGED = {
     "SPARTA": "own",
     "SPARTA+DiLoCo": "outer",
     "SlowMo": "outer",
+    "CoCoDC": "outer",
     "StreamingDiLoCo": "outer",
 }
 
-OVERLAPPED = ["DelayedDiLoCo", "StreamingDiLoCo"]
+OVERLAPPED = ["CoCoDC", "DelayedDiLoCo", "StreamingDiLoCo"]
 IN_ROUNDS = [name for name, judged in JUDGED.items() if judged == "outer" and name not in OVERLAPPED]
 
 

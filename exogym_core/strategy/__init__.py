@@ -8,6 +8,7 @@ from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy
 from exogym_core.strategy.async_sparta import AsyncSparseCommunicator, AsyncSPARTAStrategy
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
+from exogym_core.strategy.cocodc import CoCoDCCommunicator, CoCoDCStrategy
 from exogym_core.strategy.coded_rounds import CodedRounds
 from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
 from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
@@ -60,6 +61,8 @@ __all__ = [
     "AsyncSparseCommunicator",
     "AveragingCommunicator",
     "Chain",
+    "CoCoDCCommunicator",
+    "CoCoDCStrategy",
     "CodedRounds",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
@@ -136,6 +139,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "AllReduce": SimpleReduceStrategy,
     "AsyncDiLoCo": AsyncDiLoCoStrategy,
     "AsyncSPARTA": AsyncSPARTAStrategy,
+    "CoCoDC": CoCoDCStrategy,
     "DecoupledDiLoCo": DecoupledDiLoCoStrategy,
     "DelayedDiLoCo": DelayedDiLoCoStrategy,
     "DeMo": DeMoStrategy,
@@ -169,6 +173,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 #: Name of a module in the `modules` of a Chain -> class.
 MODULES: dict[str, type[Module]] = {
     "AsyncSPARTA": AsyncSparseCommunicator,
+    "CoCoDC": CoCoDCCommunicator,
     "DelayedDiLoCo": DelayedDiLoCoCommunicator,
     "DGC": LargestGradients,
     "DiLoCo": DiLoCoCommunicator,

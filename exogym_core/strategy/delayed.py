@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.strategy.chain import Chain, Scope
-from exogym_core.strategy.parts.outer import Round
+    from exogym_core.strategy.parts.outer import Round
 
 __all__ = [
     "DelayedDiLoCoCommunicator",

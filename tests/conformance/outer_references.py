@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import strategy_reference as reference
@@ -57,6 +58,89 @@ def streaming(
                 under_way[p] = (number + tau, means)
                 if tau == 0:
                     apply(p, replicas)
+        if number == last:
+            for p in sorted(under_way):
+                apply(p, replicas)
+
+    return after_step
+
+
+@dataclass
+class Away:
+    """A fragment under way: when it left, what each replica's parameters were, and the mean displacement."""
+
+    left: int
+    then: list[list[Tensor]]
+    means: list[Tensor]
+
+
+def cocodc(
+    model: nn.Module,
+    fragments: list[list[int]],
+    H: int,  # noqa: N803
+    tau: int,
+    last: int,
+    *,
+    transmissions: int,
+    lam: float = 0.5,
+    relative: bool = True,
+    sent: list[int] | None = None,
+) -> Callable[[int, list[nn.Module]], None]:
+    """CoCoDC as its docstring has it; the fragments that leave are noted in `sent`."""
+    outers = [Nesterov(p.detach().clone(), 0.4, 0.9) for p in model.parameters()]
+    under_way: dict[int, Away] = {}
+    departures: list[list[int]] = [[0] for _ in fragments]
+    rates = [0.0] * len(fragments)
+    period = max(1, H // max(transmissions, len(fragments)))
+
+    def corrected(p: int, theta: Tensor, then: Tensor, phi: Tensor) -> Tensor:
+        if tau == 0:
+            return phi
+        g, apart = (then - theta) / tau, phi - then
+        if relative:
+            size = float((g * g * apart).norm())
+            return phi - tau * (g + (lam * float(g.norm()) / size if size else 0.0) * g * g * apart)
+        return phi - tau * (g + lam * g * g * apart / (departures[p][-1] - departures[p][-2]))
+
+    def apply(p: int, replicas: list[nn.Module]) -> None:
+        away = under_way.pop(p)
+        squares = sum(float((mean**2).sum()) for mean in away.means)
+        size = sum(mean.numel() for mean in away.means)
+        rates[p] = squares**0.5 / size / (departures[p][-1] - departures[p][-2])
+        for place, index in enumerate(fragments[p]):
+            phi = outers[index].step(away.means[place])
+            for replica, then in zip(replicas, away.then, strict=True):
+                theta = list(replica.parameters())[index]
+                theta.copy_(corrected(p, theta, then[place], phi))
+
+    def choose(number: int) -> int | None:
+        best = None
+        for p in range(len(fragments)):
+            if p in under_way:
+                continue
+            waited = number - departures[p][-1]
+            key = (waited >= H, len(departures[p]) == 1, rates[p] if waited < H else 0.0)
+            key = (True, False, 0.0) if waited >= H else key
+            if best is None or key > best[0]:
+                best = (key, p)
+        return None if best is None else best[1]
+
+    def after_step(number: int, replicas: list[nn.Module]) -> None:
+        for p in sorted(under_way):
+            if under_way[p].left + tau == number:
+                apply(p, replicas)
+        if number % period == 0 and (p := choose(number)) is not None:
+            parameters = [list(replica.parameters()) for replica in replicas]
+            then = [[own[index].clone() for index in fragments[p]] for own in parameters]
+            means = [
+                reference.mean([outers[i].phi - own[k] for own in then]) for k, i in enumerate(fragments[p])
+            ]
+            departures[p].append(number)
+            under_way[p] = Away(number, then, means)
+            if sent is not None:
+                sent.append(p)
+            if tau == 0:
+                apply(p, replicas)
         if number == last:
             for p in sorted(under_way):
                 apply(p, replicas)

@@ -18,6 +18,7 @@ import torch
 from exogym_core.strategy import (
     AllReduceStrategy,
     Chain,
+    CoCoDCStrategy,
     DelayedDiLoCoStrategy,
     DeMoStrategy,
     DiLoCoCommunicator,
@@ -206,6 +207,15 @@ TABLE = [
             lambda model, last: outer_rounds.streaming(model, [[0], [1], [2, 3]], 4, 3, 0.5, last), sgd
         ),
         fragments([[0], [1], [2, 3]], 4),
+        apart=True,
+    ),
+    Row(
+        "CoCoDC",  # as many departures as fragments: they take turns
+        lambda: CoCoDCStrategy(adamw, H=4, num_fragments=2, tau=1, transmissions=2),
+        over_steps(
+            lambda model, last: outer_rounds.cocodc(model, [[0, 2], [1, 3]], 4, 1, last, transmissions=2)
+        ),
+        fragments([[0, 2], [1, 3]], 4),
         apart=True,
     ),
     Row(

@@ -6,6 +6,7 @@ import copy
 from functools import partial
 from typing import Any
 
+import outer_references
 import pytest
 import strategy_reference as reference
 import torch
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 from exogym_core.strategy import (
     AllReduceStrategy,
     Chain,
+    CoCoDCStrategy,
     DelayedDiLoCoStrategy,
     DiLoCoStrategy,
     EagerDiLoCoStrategy,
     Sites,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.options.fragments import layers_of
+from exogym_core.strategy.options.fragments import fragments_of, layers_of
 from netsim.files.errors import InputError
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -58,6 +60,60 @@ def test_streaming_of_one_fragment_without_delay_is_diloco(
 
 @settings(max_examples=10)
 @given(problem=problems, H=st.integers(1, 4))
+def test_cocodc_of_one_fragment_without_delay_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
+    one = CoCoDCStrategy(adamw, H=H, num_fragments=1, tau=0, transmissions=1, outer_lr=0.7)
+    for got, want in zip(results(one, problem), results(DiLoCoStrategy(adamw, H=H), problem), strict=True):
+        assert torch.equal(got, want)
+
+
+@settings(max_examples=25)
+@given(
+    problem=problems,
+    H=st.integers(2, 6),
+    share=st.integers(1, 6),
+    P=st.integers(1, 4),
+    tau=st.integers(0, 3),
+    told=st.sampled_from([(0.5, "relative"), (2.0, "fixed"), (0.0, "fixed")]),
+)
+def test_cocodc_chooses_and_corrects_as_written(
+    problem: dict[str, int],
+    H: int,  # noqa: N803
+    share: int,
+    P: int,  # noqa: N803
+    tau: int,
+    told: tuple[float, str],
+) -> None:
+    """Fragments that leave by how fast they change, against parameter by parameter; and the bytes of those chosen."""
+    strength, scale = told
+    P, tau, transmissions = min(P, H), min(tau, H - 1), min(share, H)  # noqa: N806
+    model, batches = reference.make_problem(**problem)
+    cut = fragments_of([name for name, _ in model.named_parameters()], P, None, "strided", "", H)
+    sent: list[int] = []
+    exchange = outer_references.cocodc(
+        model,
+        cut,
+        H,
+        tau,
+        len(batches),
+        transmissions=transmissions,
+        lam=strength,
+        relative=scale == "relative",
+        sent=sent,
+    )
+    expected = reference.reference_local(copy.deepcopy(model), batches, adamw, exchange)
+    strategy = CoCoDCStrategy(
+        adamw, H=H, num_fragments=P, tau=tau, transmissions=transmissions, compensation=strength, scale=scale
+    )
+    run = reference.run_strategy(strategy, model, batches)
+    for got, replica in zip(run.results, expected, strict=True):
+        torch.testing.assert_close(got, reference.vector(replica), rtol=1e-9, atol=1e-9)
+    sizes = [p.numel() for p in model.parameters()]
+    if len(run.traffic) > 1:
+        assert run.traffic[0].payload_bytes == 8 * sum(sizes[index] for p in sent for index in cut[p])
+
+
+@settings(max_examples=10)
+@given(problem=problems, H=st.integers(1, 4))
 def test_eager_diloco_of_one_worker_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
     """At the end of every round; what Eager applies at a run's very end is others' part, of which there is none."""
     model, rounds = reference.make_problem(**{**problem, "num_ranks": 1, "steps": problem["steps"] * H})
@@ -76,12 +132,16 @@ def test_delayed_without_momentum_loses_nothing(problem: dict[str, int], H: int)
         torch.testing.assert_close(got, reference.vector(model))
 
 
-@pytest.mark.parametrize("kind", [StreamingDiLoCoStrategy, DelayedDiLoCoStrategy, EagerDiLoCoStrategy])
+@pytest.mark.parametrize(
+    "kind", [StreamingDiLoCoStrategy, CoCoDCStrategy, DelayedDiLoCoStrategy, EagerDiLoCoStrategy]
+)
 @pytest.mark.parametrize("codec", [None, "e3m0"])
 def test_behind_sites_it_is_one_rank_a_site_with_the_sites_batch(kind: Any, codec: str | None) -> None:
     model, batches = reference.make_problem(4, 7, 4, 6, seed=1)
     joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
     options = {"num_fragments": 2, "tau": 2} if kind is StreamingDiLoCoStrategy else {}
+    if kind is CoCoDCStrategy:
+        options = {"num_fragments": 2, "tau": 2, "transmissions": 3}
     alone = kind(adamw, H=3, codec=codec, **options)
     of_sites = Chain([Sites(2), *kind(adamw, H=3, codec=codec, **options).modules], adamw)
     got = reference.run_strategy(of_sites, model, batches).results

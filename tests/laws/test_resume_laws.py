@@ -54,6 +54,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ADPSGD", {"interval": 2}),
     ("AsyncDiLoCo", {"H": 2, "dylu": True, "buffer": 2, "momentum_share": 0.2}),
     ("AsyncSPARTA", {"p_sparta": 0.5, "interval": 3, "delay": 2}),
+    ("CoCoDC", {"H": 4, "num_fragments": 2, "tau": 2, "transmissions": 4}),
     ("DecoupledDiLoCo", {"H": 3, "num_fragments": 3, "quorum": 2, "grace": 0.004}),
     ("HALoS", {"H": 1, "K": 2, "local_buffer": 2}),
     ("HeLoCo", {"H": 1}),

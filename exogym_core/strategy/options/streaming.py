@@ -1,4 +1,4 @@
-"""What users say of Streaming DiLoCo."""
+"""What users say of strategies that cut the model into fragments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from netsim.files.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["StreamingOptions"]
+__all__ = ["FragmentOptions", "StreamingOptions"]
 
 
 @dataclass(frozen=True)
-class StreamingOptions(OuterOptions):
-    """What Streaming DiLoCo takes besides an outer step's options; its `outer_lr` is 0.4.
+class FragmentOptions(OuterOptions):
+    """Fragments with rounds of their own, besides an outer step's options; `outer_lr` is 0.4.
 
     Args:
         num_fragments: P; a third of the model's layers if it is not given, one at least.
@@ -26,7 +26,6 @@ class StreamingOptions(OuterOptions):
             fragment of its own.
         pattern: "strided" (fragment p has layers p, p + P, ...) or "sequential" (neighbouring layers).
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
-        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
     """
 
     outer_lr: float | None = option(0.4, number)
@@ -34,7 +33,6 @@ class StreamingOptions(OuterOptions):
     fragments: Sequence[str | Sequence[str]] | None = option(None)
     pattern: str = option("strided")
     tau: int = option(1, whole_number)
-    alpha: float = option(0.5, number)
 
     def check(self, where: str) -> None:
         """Refuse a fragment that would leave before it is back."""
@@ -45,8 +43,6 @@ class StreamingOptions(OuterOptions):
             raise InputError(
                 f"{where}: tau={self.tau} must be below H={self.H}: a fragment must be back to leave"
             )
-        if self.alpha > 1:
-            raise InputError(f"{where}: alpha={self.alpha!r} must be a share, 0 to 1")
         if self.num_fragments is not None and self.num_fragments > self.H:
             raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")
         if self.num_fragments is not None and self.fragments is not None:
@@ -57,3 +53,20 @@ class StreamingOptions(OuterOptions):
         if self.outer_optim_spec is not None and self.outer_lr == type(self).defaults()["outer_lr"]:
             return self.outer_optim_spec
         return super().outer_optim()
+
+
+@dataclass(frozen=True)
+class StreamingOptions(FragmentOptions):
+    """What Streaming DiLoCo takes besides.
+
+    Args:
+        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
+    """
+
+    alpha: float = option(0.5, number)
+
+    def check(self, where: str) -> None:
+        """Refuse what is no share."""
+        super().check(where)
+        if self.alpha > 1:
+            raise InputError(f"{where}: alpha={self.alpha!r} must be a share, 0 to 1")
