@@ -273,9 +273,11 @@ def test_failures_cost_synchronous_strategies_more() -> None:
         ({"failures": {"mtbf": "1 s"}}, "fit: failures need until="),
         ({"failures": {"repair": "1 s"}}, "give {mtbf: 8 h, repair: 10 min}"),
         ({"servers": 0}, "fit: servers is 0"),
+        ({"servers": 2}, "AsyncDiLoCoStrategy: servers=2, but it takes 1; leave servers out"),
+        ({"servers": 1, "strategy": HALoSStrategy()}, "HALoSStrategy: servers=1, but it takes 2 at least"),
     ],
 )
 def test_mistakes_are_one_line(options: dict[str, Any], told: str, tmp_path: Any) -> None:
     with pytest.raises((InputError, ValueError), match=None) as caught:
-        fit(AsyncDiLoCoStrategy(H=4), save_dir=tmp_path, **options)
+        fit(**{"strategy": AsyncDiLoCoStrategy(H=4), "save_dir": tmp_path, **options})
     assert told in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -65,6 +66,7 @@ class Strategy:
     Attributes:
         overlaps_backward: the strategy communicates during the last backward pass.
         num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
+        accepted_servers: how few and how many of them there may be.
         is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
         absence: who takes part, where that is not everyone, always; else None.
         context: the step under way.
@@ -78,6 +80,7 @@ class Strategy:
 
     overlaps_backward: bool = False
     num_servers: int = 0
+    accepted_servers: tuple[int, float] = (1, math.inf)
     is_synchronous: bool = True
     absence: Absence | None = None
     judged: str = "replica"
@@ -200,6 +203,20 @@ class Strategy:
     def server_groups(self) -> tuple[int, ...]:
         """How many servers of each kind; each kind is spread over regions as workers are."""
         return (self.num_servers,)
+
+    def take_servers(self, count: int) -> None:
+        """Have so many servers, where there are any at all.
+
+        Raises:
+            InputError: the strategy cannot do with so many.
+        """
+        least, most = self.accepted_servers
+        if self.num_servers and not least <= count <= most:
+            told = f"{least}" if least == most else f"{least} at least"
+            raise InputError(
+                f"{type(self).__name__}: servers={count}, but it takes {told}; leave servers out"
+            )
+        self.num_servers = count if self.num_servers else 0
 
     def serve(self, updated: Callable[[float], None]) -> None:
         """What a server does instead of steps, until no worker sends anything any more.

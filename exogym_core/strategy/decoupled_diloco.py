@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-
 __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 
 _TAIL = 4  # values behind a fragment: which, of which round, samples and local steps since it last left
@@ -58,12 +57,9 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         self.fragments = packed(sizes, min(told.num_fragments, told.H), apart=self._embeddings)
         self._due = [(p + 1) * told.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
-        self._since = [
-            [0, 0] for _ in self.fragments
-        ]  # samples and steps since the learner last sent the fragment
-        self._pending: dict[
-            tuple[int, int], dict[int, Tensor]
-        ] = {}  # fragment and round -> learner -> letter
+        # Samples and steps since the learner last sent the fragment; fragment and round -> learner -> letter.
+        self._since = [[0, 0] for _ in self.fragments]
+        self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._deadlines: dict[tuple[int, int], float] = {}  # of those that have a quorum
 
     def _of(self, p: int, flat: Tensor) -> list[Tensor]:

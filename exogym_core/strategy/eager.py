@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.strategy.delayed import DelayedDiLoCoCommunicator, DelayedDiLoCoStrategy
+from exogym_core.strategy.parts.outer import OuterOptions
 
 if TYPE_CHECKING:
     from exogym_core.strategy.parts.outer import Round
@@ -54,4 +55,5 @@ class EagerDiLoCoStrategy(DelayedDiLoCoStrategy):
         Kale et al., Eager Updates For Overlapped Communication and Computation in DiLoCo, arXiv 2502.12996.
     """
 
+    Options = OuterOptions
     module = EagerDiLoCoCommunicator

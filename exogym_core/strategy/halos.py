@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.options.arguments import fraction, number, option, positive_int
-from exogym_core.strategy.options.served import ServedOptions
+from exogym_core.strategy.options.halos import HALoSOptions
 from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
 from exogym_core.strategy.served import ServedStrategy
 
@@ -21,31 +19,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["HALoSOptions", "HALoSStrategy"]
-
-
-@dataclass(frozen=True)
-class HALoSOptions(ServedOptions):
-    """What HALoS takes.
-
-    Args:
-        H: local steps a round.
-        K: arrivals at a region's server between its exchanges with the global one.
-        local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
-        global_lr, global_momentum, global_buffer: of the global one, likewise.
-        merge: the share of the global parameters in what a region's server goes on from.
-        regions: servers of regions; workers are dealt out to them in contiguous blocks.
-    """
-
-    H: int = option(8, positive_int)
-    K: int = option(32, positive_int)
-    local_lr: float = option(0.2, number)
-    local_momentum: float = option(0.9, number)
-    local_buffer: int = option(16, positive_int)
-    global_lr: float = option(0.15, number)
-    global_momentum: float = option(0.5, number)
-    global_buffer: int = option(2, positive_int)
-    merge: float = option(0.25, fraction)
-    regions: int = option(2, positive_int)
 
 
 class HALoSStrategy(ServedStrategy):
@@ -68,6 +41,7 @@ class HALoSStrategy(ServedStrategy):
     """
 
     Options = HALoSOptions
+    accepted_servers = (2, math.inf)
     kept = (*ServedStrategy.kept, "_base", "_since", "_steps", "_awaits", "outer")
     options: HALoSOptions
 

@@ -40,6 +40,7 @@ class ServedStrategy(Strategy):
     """
 
     num_servers = 1
+    accepted_servers: tuple[int, float] = (1, 1)
     is_synchronous = False
     judged = "server"
     kept: tuple[str, ...] = ("phi", "num_arrived", "_fastest")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.demo import transform_of
 from exogym_core.strategy.parts.codecs import CODECS
 from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
+from exogym_core.strategy.parts.frequencies import transform_of
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.low_rank import low_rank_of
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec

@@ -115,9 +115,9 @@ class FitRequest(RunOptions):
 
     def _settle_servers(self) -> None:
         """Give a strategy that has servers as many as were asked for."""
-        if self.servers is not None and self.strategy.num_servers:
+        if self.servers is not None:
             self.strategy = copy.deepcopy(self.strategy)
-            self.strategy.num_servers = self.servers
+            self.strategy.take_servers(self.servers)
         name = next((name for name in TIMED if getattr(self, name) is not None), None)
         if name is not None and (self.topology is None or not self.carrier.has_clock):
             raise InputError(f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'")

@@ -1,0 +1,124 @@
+"""The discrete cosine transform of parameters in blocks, and the largest frequencies of each block."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from exogym_core.strategy.parts.blocks import block_shape, cut, joined
+from exogym_core.strategy.parts.codecs import read_as
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["FrequencyBlocks", "transform_of"]
+
+
+def _dct_matrix(size: int) -> Tensor:
+    """The orthonormal DCT-II as a matrix: `matrix @ x` are x's frequencies, `matrix.T` goes back."""
+    frequency = torch.arange(size, dtype=torch.float64)[:, None]
+    position = torch.arange(size, dtype=torch.float64)[None, :]
+    matrix = torch.cos(math.pi / size * (position + 0.5) * frequency) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+class FrequencyBlocks:
+    """Parameters of one block shape, cut into blocks: momentum in the frequency domain, top-k, and back.
+
+    The transform is orthonormal and linear, so momentum kept as frequencies equals DeMo's, and removing what
+    was sent is a subtraction of single entries.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], shape: tuple[int, int], topk: int) -> None:
+        self.parameters = list(parameters)
+        self.shape = height, width = shape
+        self.k = min(topk, height * width)
+        first = parameters[0]
+        self.dtype = torch.promote_types(first.dtype, torch.float32)
+        self.rows, self.columns = (_dct_matrix(size).to(first.device, self.dtype) for size in shape)
+        self.num_blocks = sum(p.numel() for p in parameters) // (height * width)
+        self.momentum = torch.zeros(self.num_blocks, height * width, dtype=self.dtype, device=first.device)
+
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor], chunk: int, topk: int) -> list[Self]:
+        """Those with values, grouped by the shape of their blocks, whose sides are at most `chunk`."""
+        groups: dict[tuple[Any, ...], list[Tensor]] = {}
+        for parameter in (p for p in parameters if p.numel()):
+            shape = block_shape(parameter.shape, chunk)
+            groups.setdefault((shape, parameter.dtype, parameter.device), []).append(parameter)
+        return [cls(members, shape, topk) for (shape, *_), members in groups.items()]
+
+    @property
+    def num_entries(self) -> int:
+        """Entries that travel: `min(k, block)` a block."""
+        return self.num_blocks * self.k
+
+    def accumulate(self, decay: float, updates: Sequence[Tensor]) -> None:
+        """`momentum = decay momentum + DCT(updates)`."""
+        height, width = self.shape
+        blocks = torch.cat([cut(update, self.shape).to(self.dtype) for update in updates]).view(
+            -1, height, width
+        )
+        frequencies = self.rows @ blocks @ self.columns.T
+        self.momentum.mul_(decay).add_(frequencies.view(self.num_blocks, -1))
+
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """Indices within blocks and values of the `k` largest entries of each block."""
+        indices = self.momentum.abs().topk(self.k, dim=1, sorted=False).indices
+        return indices, self.momentum.gather(1, indices)
+
+    def taken(self, index_dtype: torch.dtype, value_dtype: torch.dtype) -> Tensor:
+        """The largest entries as bytes, indices before values; as they are encoded they leave the momentum."""
+        indices, values = self.largest()
+        sent = values.to(value_dtype)
+        self.momentum.scatter_add_(1, indices, -sent.to(self.dtype))
+        return torch.cat([part.view(-1).view(torch.uint8) for part in (indices.to(index_dtype), sent)])
+
+    def read(
+        self, messages: Tensor, index_dtype: torch.dtype, value_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Indices and values [rank, block, entry] of what ranks have `taken`, one a row."""
+        halves = messages.tensor_split([self.num_entries * index_dtype.itemsize], dim=1)
+        shape = (len(messages), self.num_blocks, self.k)
+        places, values = (
+            read_as(part.reshape(-1), dtype).view(shape)
+            for part, dtype in zip(halves, (index_dtype, value_dtype), strict=True)
+        )
+        return places.long(), values.to(self.dtype)
+
+    def mean(self, indices: Tensor, values: Tensor) -> list[Tensor]:
+        """Each entry's mean over the ranks that sent it, transformed back, in the parameters' shapes.
+
+        `indices` and `values` are what all ranks sent: [rank, block, entry].
+        """
+        total, count = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
+        num_ranks = len(indices)
+        # A CPU adds up along a row in order. A GPU does not, and ranks must agree in every bit: rank by rank.
+        num_turns = 1 if indices.device.type == "cpu" else num_ranks
+        in_rows = (part.transpose(0, 1).reshape(self.num_blocks, -1) for part in (indices, values))
+        for places, parts in zip(*(part.chunk(num_turns, dim=1) for part in in_rows), strict=True):
+            total.scatter_add_(1, places, parts)
+            count.scatter_add_(1, places, torch.ones_like(parts))
+        blocks = (total / count.clamp(min=1)).view(-1, *self.shape)
+        return self._join(self.rows.T @ blocks @ self.columns)
+
+    def _join(self, blocks: Tensor) -> list[Tensor]:
+        height, width = self.shape
+        pieces = torch.split(blocks, [p.numel() // (height * width) for p in self.parameters])
+        return [joined(piece, p.shape, self.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+
+
+def transform_of(values: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What a step of default options does with flat `values`, n x 4096 of them: there, and back for one rank."""
+    blocks = FrequencyBlocks([values.view(-1, 64)], (64, 64), topk=32)
+
+    def there() -> tuple[Tensor, Tensor]:
+        blocks.accumulate(0.999, [values.view(-1, 64)])
+        return blocks.largest()
+
+    indices, amplitudes = there()
+    return there, lambda: blocks.mean(indices[None], amplitudes[None])
