@@ -527,7 +527,7 @@ def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
 ) -> None:
     torch.manual_seed(0)
     model = Odd().to(dtype)
-    rounds = {"H": 2} if "H" in accepted_arguments(STRATEGIES[name]) else {}
+    rounds = {key: v for key, v in {"H": 2, "tau": 1}.items() if key in accepted_arguments(STRATEGIES[name])}
     strategy = build_strategy(name, optim_spec="sgd", lr=0.1, max_norm=1.0, **rounds)
     batches: Any = [[torch.arange(5) for _ in range(num_ranks)] for _ in range(4)]
     run = reference.run_strategy(strategy, model, batches)

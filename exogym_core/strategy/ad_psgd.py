@@ -40,7 +40,7 @@ class ADPSGDStrategy(Strategy):
     parameters is kept but for messages under way. One exchange of a worker's own is in flight at a time; what has not
     been answered at the end is left. The paper's averaging of a pair is atomic; here it takes the network's time.
 
-    Bytes: `4 P` there and `4 P` back an exchange, whatever the number of workers.
+    Bytes: `4 P` there and `4 P` back an exchange, whatever the number of workers; fp64 parameters travel as they are.
 
     Args:
         optim_spec: the optimizer of local steps (AdamW by default; the paper's is SGD).
@@ -73,7 +73,7 @@ class ADPSGDStrategy(Strategy):
 
     @torch.no_grad()
     def _mix(self) -> None:
-        own = flatten([parameter.float() for parameter in self.trainable])
+        own = flatten([p.to(torch.promote_types(p.dtype, torch.float32)) for p in self.trainable])
         for source, theirs in self.comm.take("offers"):
             self.comm.put(own, source, "answers")
             own = own.lerp(theirs, 0.5)

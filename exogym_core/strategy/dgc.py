@@ -114,7 +114,7 @@ class LargestGradients(GradientExchange):
 
 
 class DGCStrategy(Chain):
-    """The largest of accumulated momenta, the rest waits (Deep Gradient Compression, Lin et al., arXiv 1712.01887).
+    """The largest of accumulated momenta, the rest waits.
 
     Of each matrix, on each rank::
 

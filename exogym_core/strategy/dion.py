@@ -108,7 +108,7 @@ def _shaped(direction: Tensor, like: Tensor) -> Tensor:
 
 
 class DionStrategy(Chain):
-    """Orthonormal updates from low-rank factors of momenta that ranks keep apart (Ahn et al., arXiv 2504.05295).
+    """Orthonormal updates from low-rank factors of momenta that ranks keep apart.
 
     Of every hidden matrix X (embeddings, heads, vectors: AdamW on mean gradients), M being this rank's, both transposed
     where X has more columns than rows::

@@ -87,7 +87,7 @@ class MuLoCoCommunicator(CodedRounds):
 
 
 class MuLoCoStrategy(Chain):
-    """DiLoCo with Muon as the inner optimizer of matrices, quantised if asked (Therien et al., arXiv 2505.23725).
+    """DiLoCo with Muon as the inner optimizer of matrices, quantised if asked.
 
     Inside, of hidden matrices (embeddings, heads, vectors: AdamW)::
 

@@ -93,7 +93,7 @@ class OneBitMomenta(GradientExchange):
 
 
 class OneBitAdamStrategy(Chain):
-    """Adam whose momenta travel as signs once its variance is frozen (Tang et al., arXiv 2102.02888).
+    """Adam whose momenta travel as signs once its variance is frozen.
 
     For `freeze_step` steps Adam on the mean gradient, without bias correction. Then, of this rank's gradient g and of
     the part j of all values that rank j serves::

@@ -100,7 +100,7 @@ class LowRankGradients(GradientExchange):
 
 
 class PowerSGDStrategy(Chain):
-    """Low-rank mean gradients with error feedback (Vogels et al., arXiv 1905.13727).
+    """Low-rank mean gradients with error feedback.
 
     Of every parameter with two dimensions or more, as a matrix M of its first one against the rest::
 

@@ -74,7 +74,7 @@ class StochasticGradients(GradientExchange):
 
 
 class QSGDStrategy(Chain):
-    """The mean of gradients that are rounded at random to a few levels (Alistarh et al., arXiv 1610.02132).
+    """The mean of gradients that are rounded at random to a few levels.
 
     Each rank cuts its gradient v, all parameters in a row, into buckets, and sends of each its norm and::
 

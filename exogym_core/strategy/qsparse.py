@@ -83,7 +83,7 @@ class QsparseCommunicator(CodedRounds):
 
 
 class QsparseLocalSGDStrategy(Chain):
-    """Local steps, then the quantised largest values of their sum and former errors (Basu et al., arXiv 1906.02367).
+    """Local steps, then the quantised largest values of their sum and former errors.
 
     With x the parameters after the last round and x_i this rank's after `H` local steps (algorithm 1)::
 

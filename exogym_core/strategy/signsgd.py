@@ -83,7 +83,7 @@ class MajorityOfSigns(GradientExchange):
 
 
 class SignSGDStrategy(Chain):
-    """Steps along the sign that most ranks vote for (Bernstein et al., arXiv 1810.05291, algorithm 1: Signum).
+    """Steps along the sign that most ranks vote for.
 
     Of this rank's gradient g::
 

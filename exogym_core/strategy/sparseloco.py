@@ -98,7 +98,7 @@ class SparseLoCoCommunicator(CodedRounds):
 
 
 class SparseLoCoStrategy(Chain):
-    """DiLoCo with sparse outer gradients of two bits and error feedback (Sarfi et al., arXiv 2508.15706).
+    """DiLoCo with sparse outer gradients of two bits and error feedback.
 
     With d = phi - theta_i after `H` local steps::
 

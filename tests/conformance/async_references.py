@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import strategy_reference as reference
 import torch
@@ -367,3 +367,48 @@ def decoupled(
     for key in sorted(heard):
         merge(*key)
     return [worker.model for worker in workers], phi
+
+
+def ad_psgd(
+    world: World,
+    model: nn.Module,
+    batches: Batches,
+    make_optim: MakeOptim,
+    interval: int,
+    partner: Callable[[int], int],
+) -> list[nn.Module]:
+    """After a step a worker answers what others have sent, takes in what answers it, and sends its own to a partner.
+
+    `partner(rank)` draws whom a worker asks next. Who is asked moves half-way to what has come and answers with where
+    it was; who asked moves by half of what the answer differs by from what it had sent.
+    """
+    num_workers, size = len(batches[0]), sum(p.numel() for p in model.parameters())
+    workers = [Worker(world, rank, model, batches, make_optim) for rank in range(num_workers)]
+    offers: list[list[tuple[int, Tensors]]] = [[] for _ in workers]
+    answers: list[list[Tensors]] = [[] for _ in workers]
+    asked: list[Tensors | None] = [None] * num_workers
+
+    def post(src: int, dst: int, into: list[list[Any]], letter: Any) -> None:
+        world.send(src, dst, size, lambda: into[dst].append(letter))
+
+    def stepped(worker: Worker) -> None:
+        rank, theta = worker.rank, values(worker.model)
+        for source, theirs in offers[rank]:
+            post(rank, source, answers, theta)
+            theta = [(own + other) / 2 for own, other in zip(theta, theirs, strict=True)]
+        for answer in answers[rank]:
+            sent = asked[rank]
+            assert sent is not None
+            theta = [own + (a - b) / 2 for own, a, b in zip(theta, answer, sent, strict=True)]
+            asked[rank] = None
+        offers[rank], answers[rank] = [], []
+        write(worker.model, theta)
+        if asked[rank] is None and worker.num_steps % interval == 0 and num_workers > 1:
+            asked[rank] = theta
+            post(rank, partner(rank), offers, (rank, theta))
+        worker.begin_step(lambda: stepped(worker))
+
+    for worker in workers:
+        worker.begin_step(lambda worker=worker: stepped(worker))
+    world.run()
+    return [worker.model for worker in workers]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from exogym_core.strategy import IndexSelector
+
 
 class Nesterov:
     """torch's SGD with Nesterov momentum, on one tensor."""
@@ -190,5 +192,39 @@ def delayed(
             late[:] = fresh
         if number == last and late:
             end_round([], replicas)
+
+    return after_step
+
+
+def sparse_late(
+    selector: IndexSelector, interval: int, delay: int, seed: int, last: int
+) -> Callable[[int, list[nn.Module]], None]:
+    """Async SPARTA: the mean of chosen values is applied `delay` steps late, to what they have become."""
+    selector.seed = seed
+    under_way: list[
+        tuple[int, list[int], list[Tensor], Tensor]
+    ] = []  # due, which values, as sent, their mean
+
+    def after_step(number: int, replicas: list[nn.Module]) -> None:
+        if len(replicas) == 1:
+            return
+        for due, places, sent, mean in list(under_way):
+            if number in (due, last):
+                for replica, own in zip(replicas, sent, strict=True):
+                    flat = reference.vector(replica)
+                    for k, place in enumerate(places):
+                        flat[place] += mean[k] - own[k]
+                    torch.nn.utils.vector_to_parameters(flat, replica.parameters())
+                under_way.clear()
+        if number % interval == 0:
+            vectors = [reference.vector(replica) for replica in replicas]
+            places = selector.get_indices(vectors[0], number // interval - 1).tolist()
+            sent = [torch.stack([flat[place] for place in places]) for flat in vectors]
+            if number != last:  # what would leave after the last step comes back at once, to the same end
+                under_way.append((number + delay, places, sent, reference.mean(sent)))
+            else:
+                for replica, flat in zip(replicas, vectors, strict=True):
+                    flat[places] = reference.mean(sent)
+                    torch.nn.utils.vector_to_parameters(flat, replica.parameters())
 
     return after_step

@@ -17,6 +17,7 @@ import torch
 
 from exogym_core.strategy import (
     AllReduceStrategy,
+    AsyncSPARTAStrategy,
     Chain,
     CoCoDCStrategy,
     DelayedDiLoCoStrategy,
@@ -155,6 +156,13 @@ TABLE = [
         lambda: SPARTAStrategy(adamw, p_sparta=0.1, interval=2),
         local(lambda _: reference.sparse(RandomIndexSelector(0.1), 2, SEED)),
         every(2, share(0.1)),
+        apart=True,
+    ),
+    Row(
+        "AsyncSPARTA",
+        lambda: AsyncSPARTAStrategy(adamw, p_sparta=0.3, interval=3, delay=2),
+        over_steps(lambda _, last: outer_rounds.sparse_late(RandomIndexSelector(0.3), 3, 2, SEED, last)),
+        every(3, share(0.3)),
         apart=True,
     ),
     Row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -308,7 +309,10 @@ def test_list_shows_every_section(netgym: Netgym) -> None:
 
 def test_list_names_each_strategys_paper(netgym: Netgym) -> None:
     lines = netgym("list", "strategies")[1].splitlines()[1:]
-    assert [line for line in lines if "arXiv " not in line and "openreview " not in line] == []
+    style = r"  \S+ +[^\[\]]+\. \[(arXiv|openreview) \w[^\[\]]*\]"
+    assert [
+        line for line in lines if not re.fullmatch(style, line) or "(arXiv" in line or "et al." in line
+    ] == []
     assert next(line for line in lines if line.startswith("  NoLoCo ")).endswith(" [arXiv 2506.10911]")
 
 

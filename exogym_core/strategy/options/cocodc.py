@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from exogym_core.strategy.options.arguments import number, option, positive_int, whole_number
 from exogym_core.strategy.options.streaming import FragmentOptions
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import unknown_name
 
 __all__ = ["CoCoDCOptions"]
 
@@ -19,7 +19,8 @@ class CoCoDCOptions(FragmentOptions):
 
     Args:
         tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
-        transmissions: N, fragments that leave in H steps; as many as there are fragments at least.
+        transmissions: N, fragments that leave in H steps; as many as there are fragments at least, one a step at
+            most.
         compensation: lambda, how strong the correction is; 0 keeps what a worker has trained meanwhile as it is.
         scale: "relative" (lambda is the correction's norm over that of what it corrects, tensor by tensor) or "fixed"
             (lambda multiplies the second-order term).
@@ -31,9 +32,7 @@ class CoCoDCOptions(FragmentOptions):
     scale: str = option("relative")
 
     def check(self, where: str) -> None:
-        """Refuse what leaves more often than at each step."""
+        """Refuse a scale that there is not."""
         super().check(where)
         if self.scale not in _SCALES:
             raise unknown_name(f"scale of {where}", str(self.scale), _SCALES)
-        if self.transmissions > self.H:
-            raise InputError(f"{where}: transmissions={self.transmissions} must be at most H={self.H}")
