@@ -82,11 +82,13 @@ class CoCoDCCommunicator(Fragments):
 
     def _correction(self, p: int, trained: Tensor, apart: Tensor) -> Tensor:
         """`tau lambda g * g * D`; `trained` is `tau g`."""
-        term, told = trained * trained * apart, self.options
+        told, wide = self.options, torch.promote_types(trained.dtype, torch.float32)
+        moved, away = trained.to(wide), apart.to(wide)
+        term = moved * moved * away
         if told.scale == "relative":
             norm = term.norm()
-            return term * (told.compensation * trained.norm() / norm) if norm > 0 else term
-        return term * (told.compensation / (max(told.tau, 1) * self.intervals[p]))
+            return (term / norm if norm > 0 else term).mul(told.compensation * moved.norm()).to(trained.dtype)
+        return (term * (told.compensation / (max(told.tau, 1) * self.intervals[p]))).to(trained.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Also how fast each fragment changes."""
