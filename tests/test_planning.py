@@ -139,6 +139,7 @@ def test_ranks_that_meet_others_are_played_through_a_turn(
     [
         ("AllReduce", {}, True),
         ("StreamingDiLoCo", {"H": 3}, True),
+        ("CoCoDC", {"H": 4, "tau": 1, "num_fragments": 2}, True),  # without values fragments take turns
         ("DiLoCo", {"H": 3, "codec": "int8"}, False),  # of parts that are encoded one is the smallest
         ("DiLoCo", {"H": 3, "ranks_per_worker": 2}, False),
         ("NoLoCo", {"H": 2}, False),

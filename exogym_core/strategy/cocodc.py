@@ -59,11 +59,12 @@ class CoCoDCCommunicator(Fragments):
             self.send(chosen, step)
 
     def choose(self, step: int) -> int | None:
-        """Who has waited for H steps, else who has never left, else the largest rate; the first of equals."""
+        """Who has waited for H steps, else who has never left, else the largest rate; of equals the longest here."""
         here = [p for p in range(len(self.members)) if p not in self._under_way]
         late = [p for p in here if step - self.sent_at[p] >= self.options.H]
         new = [p for p in here if self.sent_at[p] == 0]
-        return next(iter(late or new or sorted(here, key=lambda p: -self.rates[p])), None)
+        by_rate = sorted(here, key=lambda p: (-self.rates[p], self.sent_at[p]))
+        return next(iter(late or new or by_rate), None)
 
     @torch.no_grad()
     def merge(self, p: int, outer_round: Round) -> None:
@@ -71,7 +72,8 @@ class CoCoDCCommunicator(Fragments):
         outer, means = self.outers[p], outer_round.wait()
         num_values = sum(mean.numel() for mean in means)
         length = torch.cat([mean.reshape(-1) for mean in means]).double().norm()
-        self.rates[p] = float(length) / (self.intervals[p] * num_values)
+        if not length.is_meta:  # a plan has no values: who has waited longest leaves
+            self.rates[p] = float(length) / (self.intervals[p] * num_values)
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
         for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):
@@ -86,9 +88,10 @@ class CoCoDCCommunicator(Fragments):
         moved, away = trained.to(wide), apart.to(wide)
         term = moved * moved * away
         if told.scale == "relative":
-            norm = term.norm()
-            return (term / norm if norm > 0 else term).mul(told.compensation * moved.norm()).to(trained.dtype)
-        return (term * (told.compensation / (max(told.tau, 1) * self.intervals[p]))).to(trained.dtype)
+            term = term / term.norm().clamp(min=torch.finfo(wide).tiny) * (told.compensation * moved.norm())
+        else:
+            term = term * (told.compensation / (max(told.tau, 1) * self.intervals[p]))
+        return term.to(trained.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Also how fast each fragment changes."""
