@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
-from exogym_core.data.samples import EpochOrder, OwnData, SharedData
+from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
 from exogym_core.data.streams import StreamedData
 from netsim.files.errors import InputError, UnknownNameError
 
@@ -25,7 +25,12 @@ def numbers(count):
 
 def shared(count, rank, world, batch, mini=None, *, shuffle=True, seed=0, **options):
     order = EpochOrder(count, shuffle, seed)
-    return SharedData(numbers(count), order, rank, world, batch, mini or batch, **options)
+    return SharedData(numbers(count), order, rank, world, batch, Reading(mini or batch, **options))
+
+
+def own(lengths, rank, batch, mini=None, *, shuffle=True, seed=0, **options):
+    order = EpochOrder(lengths[rank], shuffle, seed, rank + 1)
+    return OwnData(numbers(lengths[rank]), order, lengths, rank, batch, Reading(mini or batch, **options))
 
 
 def samples_of(step):
@@ -74,7 +79,7 @@ def test_ranks_together_see_what_one_rank_with_a_larger_batch_sees(count, world,
 def test_a_stream_is_dealt_out_like_an_unshuffled_dataset(count, world, batch, rank):
     rank %= world
     indexed = shared(count, rank, world, batch, shuffle=False)
-    streamed = StreamedData(Stream(count), rank, world, batch, batch, world)
+    streamed = StreamedData(Stream(count), rank, world, batch, world, Reading(batch))
     for _ in range(2 * indexed.steps_per_epoch):
         one, other = indexed.next_step(), streamed.next_step()
         assert samples_of(one) == samples_of(other)
@@ -83,10 +88,7 @@ def test_a_stream_is_dealt_out_like_an_unshuffled_dataset(count, world, batch, r
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), batch=batches)
 def test_own_datasets_give_every_rank_the_same_number_of_steps(lengths, batch):
-    sources = [
-        OwnData(numbers(length), lengths, rank, batch, batch, shuffle=True, seed=1)
-        for rank, length in enumerate(lengths)
-    ]
+    sources = [own(lengths, rank, batch, seed=1) for rank in range(len(lengths))]
     assert len({source.steps_per_epoch for source in sources}) == 1
     for steps in zip(*map(epoch_of, sources), strict=True):
         assert {step.total_samples for step in steps} == {sum(step.samples for step in steps)}
@@ -126,8 +128,8 @@ def test_a_source_goes_on_where_its_state_was_taken(kind, stop):
         if kind == "shared":
             return shared(23, 1, 2, 3)
         if kind == "own":
-            return OwnData(numbers(11), [11, 11], 1, 3, 2, shuffle=True, seed=4)
-        return StreamedData(Stream(23), 1, 2, 3, 3, 2)
+            return own([11, 11], 1, 3, 2, seed=4)
+        return StreamedData(Stream(23), 1, 2, 3, 2, Reading(3))
 
     source = make()
     for _ in range(stop):
@@ -138,7 +140,9 @@ def test_a_source_goes_on_where_its_state_was_taken(kind, stop):
         assert samples_of(resumed.next_step()) == samples_of(source.next_step())
 
 
-@pytest.mark.parametrize("make", [lambda: shared(8, 0, 2, 2), lambda: StreamedData(Stream(8), 0, 2, 2, 2, 2)])
+@pytest.mark.parametrize(
+    "make", [lambda: shared(8, 0, 2, 2), lambda: StreamedData(Stream(8), 0, 2, 2, 2, Reading(2))]
+)
 def test_a_source_ends_after_its_epochs(make):
     source = make()
     source.num_epochs = 2
@@ -151,20 +155,19 @@ def test_drop_last_leaves_out_a_partial_step():
     assert shared(11, 0, 2, 3, drop_last=True).steps_per_epoch == 1
     with pytest.raises(InputError, match="2 ranks need 6 for a step"):
         shared(5, 0, 2, 3, drop_last=True)
-    assert StreamedData(Stream(11), 0, 2, 3, 3, 2, drop_last=True).next_step().samples == 3
-    own = OwnData(numbers(5), [5, 9], 0, 3, 3, shuffle=False, seed=0, drop_last=True)
-    assert own.steps_per_epoch == 1
+    assert StreamedData(Stream(11), 0, 2, 3, 2, Reading(3, drop_last=True)).next_step().samples == 3
+    assert own([5, 9], 0, 3, shuffle=False, drop_last=True).steps_per_epoch == 1
     with pytest.raises(InputError, match="factory made for rank 1 has 0 samples"):
-        OwnData(numbers(5), [5, 0], 0, 3, 3, shuffle=False, seed=0)
+        own([5, 0], 0, 3, shuffle=False)
 
 
 def test_a_stream_too_short_for_a_step_is_refused():
     with pytest.raises(InputError, match="an epoch of the iterable training set has 1 samples"):
-        StreamedData(Stream(1), 0, 2, 1, 1, 2).next_step()
+        StreamedData(Stream(1), 0, 2, 1, 2, Reading(1)).next_step()
 
 
 def test_streams_of_their_own_take_full_steps_only():
-    source = StreamedData(Stream(5), 0, 1, 2, 2, 3)
+    source = StreamedData(Stream(5), 0, 1, 2, 3, Reading(2))
     assert [samples_of(source.next_step()) for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
     assert source.next_step().total_samples == 6
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
-from exogym_core.data.samples import EpochOrder, SharedData
+from exogym_core.data.samples import EpochOrder, Reading, SharedData
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.history import RowRecorder, mean_utilisation, where_time_went
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
@@ -25,7 +25,7 @@ def data(rank=0, world=1, batch=4, mini=2):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(48, 6, generator=generator)
     dataset = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-    return SharedData(dataset, EpochOrder(48, True, 0), rank, world, batch, mini)
+    return SharedData(dataset, EpochOrder(48, True, 0), rank, world, batch, Reading(mini))
 
 
 def model(seed=0):

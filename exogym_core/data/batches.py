@@ -40,7 +40,7 @@ def batch_reader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | No
     if collate is None:
         if type(dataset) is TensorDataset:
             tensors = dataset.tensors
-            return lambda indices: tuple(tensor[indices] for tensor in tensors)
+            return lambda indices: tuple([tensor[indices] for tensor in tensors])
         if type(dataset) is Subset:
             inner, chosen = batch_reader(dataset.dataset), torch.as_tensor(dataset.indices)
             return lambda indices: inner(chosen[indices])
@@ -81,9 +81,9 @@ class StepReader(Dataset[Any]):
         if self._reader is None:
             self._reader = batch_reader(self._dataset, self._collate)
         if self._is_plain:
-            return [self._reader(piece) for piece in pieces]
+            return list(map(self._reader, pieces))
         with self._draws.at(*place):
-            return [self._reader(piece) for piece in pieces]
+            return list(map(self._reader, pieces))
 
     def __getitems__(self, asked: tuple[Sequence[int], Sequence[Tensor]]) -> list[Any]:
         """As `read`, for a DataLoader."""

@@ -24,7 +24,7 @@ def as_mean_loss(output: Any, where: str) -> Tensor:
 
 def as_loss(output: Any, where: str) -> Tensor:
     """Likewise, with a gradient."""
-    loss = as_mean_loss(output, where)
-    if not loss.requires_grad:
-        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
-    return loss
+    if isinstance(output, Tensor) and output.requires_grad and output.numel() == 1:
+        return output
+    as_mean_loss(output, where)
+    raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["EpochOrder", "OwnData", "SharedData", "Source", "StepSamples", "dealt", "uneven"]
+__all__ = ["EpochOrder", "OwnData", "Reading", "SharedData", "Source", "StepSamples", "dealt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,33 @@ class StepSamples:
     samples_of: Sequence[int] = ()
 
 
-def dealt(total: int, num_ranks: int) -> list[int]:
-    """How many of `total` samples each rank gets when they are dealt out in turn."""
-    return [total // num_ranks + (rank < total % num_ranks) for rank in range(num_ranks)]
+@dataclass(frozen=True)
+class Reading:
+    """How samples become batches, whoever gets which.
+
+    Attributes:
+        minibatch_size: samples a forward pass.
+        drop_last: leave out a last step that is not full.
+        collate: makes a batch of samples; None: torch's way.
+        loader: arguments for a DataLoader, empty for none.
+        draws: what reading draws at random, by place in the data; made of the dataset where not given.
+    """
+
+    minibatch_size: int
+    drop_last: bool = False
+    collate: Callable[[list[Any]], Any] | None = None
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    draws: Draws | None = None
+
+    def draws_of(self, dataset: object) -> Draws:
+        """What reading `dataset` draws."""
+        return self.draws if self.draws is not None else Draws(dataset, 0)
 
 
-def uneven(counts: Sequence[int]) -> Sequence[int]:
-    """`counts`, or nothing where all are alike."""
-    return counts if len(set(counts)) > 1 else ()
+def dealt(total: int, num_ranks: int) -> Sequence[int]:
+    """How many of `total` samples each rank gets when they are dealt out in turn; nothing where all get as many."""
+    most, left = divmod(total, num_ranks)
+    return [most + (rank < left) for rank in range(num_ranks)] if left else ()
 
 
 class EpochOrder:
@@ -128,27 +147,15 @@ class _IndexedData(Source):
 
     steps_per_epoch: int
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        rank: int,
-        minibatch_size: int,
-        collate: Callable[[list[Any]], Any] | None = None,
-        loader: Mapping[str, Any] | None = None,
-        draws: Draws | None = None,
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], rank: int, reading: Reading) -> None:
         super().__init__()
-        self._rank, self._minibatch_size = rank, minibatch_size
-        self._reader = StepReader(dataset, collate, draws if draws is not None else Draws(dataset, 0))
-        self._loader = dict(loader or {})
+        self._rank, self._minibatch_size = rank, reading.minibatch_size
+        self._reader = StepReader(dataset, reading.collate, reading.draws_of(dataset))
+        self._loader = dict(reading.loader)
         self._loaded: Iterator[Any] | None = None
 
-    def indices(self, epoch: int, step: int) -> tuple[Tensor, int]:
-        """This rank's samples at a step, and how many all ranks have."""
-        raise NotImplementedError
-
-    def _counts(self, step: int, total: int) -> Sequence[int]:
-        """The samples of each rank at a step, of so many in total."""
+    def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
+        """This rank's samples at a step, how many all ranks have, and each of them; nothing where all have as many."""
         raise NotImplementedError
 
     def next_step(self) -> StepSamples | None:
@@ -157,16 +164,19 @@ class _IndexedData(Source):
             self._loaded = None
             if not self._begin_epoch():
                 return None
-        own, total = self.indices(self.epoch, self.step)
-        pieces = torch.split(own, self._minibatch_size)
-        batches, counts = self._read_step(pieces), self._counts(self.step, total)
-        self.step += 1
-        sizes = [len(piece) for piece in pieces]
-        return StepSamples(list(zip(batches, sizes, strict=True)), len(own), total, uneven(counts))
-
-    def _read_step(self, pieces: Sequence[Tensor]) -> list[Any]:
+        own, total, samples_of = self.share(self.epoch, self.step)
+        samples = own.shape[0]
+        is_whole = samples <= self._minibatch_size
+        pieces = [own] if is_whole else torch.split(own, self._minibatch_size)
         if not self._loader:
-            return self._reader.read((self._rank, self.epoch, self.step), pieces)
+            batches = self._reader.read((self._rank, self.epoch, self.step), pieces)
+        else:
+            batches = self._loaded_step()
+        self.step += 1
+        sizes = [samples] if is_whole else map(len, pieces)
+        return StepSamples(list(zip(batches, sizes, strict=True)), samples, total, samples_of)
+
+    def _loaded_step(self) -> list[Any]:
         if self._loaded is None:
             asked = _EpochSteps(self)
             # A generator of its own: the loader would draw its workers' seed from the rank's stream.
@@ -196,7 +206,7 @@ class _EpochSteps:
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], list[Tensor]]]:
         source = self._source
         for step in range(self._step, source.steps_per_epoch):
-            own = source.indices(self._epoch, step)[0]
+            own = source.share(self._epoch, step)[0]
             yield (source._rank, self._epoch, step), list(torch.split(own, source._minibatch_size))
 
 
@@ -212,11 +222,7 @@ class SharedData(_IndexedData):
         order: of its samples, shared by ranks.
         rank, world_size: whose part this is.
         batch_size: samples a rank and step.
-        minibatch_size: samples a forward pass.
-        drop_last: leave out a last step that is not full.
-        collate: makes a batch of samples.
-        loader: arguments for a DataLoader, empty for none.
-        draws: what reading draws at random, by (rank, epoch, step); made of the dataset where not given.
+        reading: how they become batches.
 
     Raises:
         InputError: fewer samples than ranks (or than a full step, with `drop_last`).
@@ -229,32 +235,26 @@ class SharedData(_IndexedData):
         rank: int,
         world_size: int,
         batch_size: int,
-        minibatch_size: int,
-        *,
-        drop_last: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-        loader: Mapping[str, Any] | None = None,
-        draws: Draws | None = None,
+        reading: Reading,
     ) -> None:
-        super().__init__(dataset, rank, minibatch_size, collate, loader, draws)
+        super().__init__(dataset, rank, reading)
         self._order, self._world_size = order, world_size
         self._stride = world_size * batch_size
         full, left = divmod(order.num_samples, self._stride)
-        self.steps_per_epoch = full + (left >= world_size and not drop_last)
+        self.steps_per_epoch = full + (left >= world_size and not reading.drop_last)
         if not self.steps_per_epoch:
-            need = self._stride if drop_last else world_size
+            need = self._stride if reading.drop_last else world_size
             raise InputError(
                 f"fit: the training set has {order.num_samples} samples, but {world_size} ranks need "
                 f"{need} for a step; use fewer ranks or more data"
             )
 
-    def indices(self, epoch: int, step: int) -> tuple[Tensor, int]:
-        """This rank's samples at a step, and how many all ranks have."""
+    def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
+        """Every `world_size`-th sample of the step's."""
         chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
-        return chunk[self._rank :: self._world_size], len(chunk)
-
-    def _counts(self, step: int, total: int) -> Sequence[int]:
-        return dealt(total, self._world_size)
+        total = chunk.shape[0]
+        samples_of = () if total == self._stride else dealt(total, self._world_size)
+        return chunk[self._rank :: self._world_size], total, samples_of
 
 
 class OwnData(_IndexedData):
@@ -262,15 +262,11 @@ class OwnData(_IndexedData):
 
     Args:
         dataset: with a length.
+        order: of its samples, different on every rank.
         lengths: of the datasets of all ranks, in rank order.
         rank: whose part this is.
         batch_size: samples a rank and step.
-        minibatch_size: samples a forward pass.
-        shuffle, seed: the order of each epoch, different on every rank.
-        drop_last: leave out a last step that is not full.
-        collate: makes a batch of samples.
-        loader: arguments for a DataLoader, empty for none.
-        draws: what reading draws at random, by (rank, epoch, step); made of the dataset where not given.
+        reading: how they become batches.
 
     Raises:
         InputError: a rank's dataset is empty (or holds no full step, with `drop_last`).
@@ -279,22 +275,15 @@ class OwnData(_IndexedData):
     def __init__(
         self,
         dataset: Dataset[Any],
+        order: EpochOrder,
         lengths: Sequence[int],
         rank: int,
         batch_size: int,
-        minibatch_size: int,
-        shuffle: bool,
-        seed: int,
-        *,
-        drop_last: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-        loader: Mapping[str, Any] | None = None,
-        draws: Draws | None = None,
+        reading: Reading,
     ) -> None:
-        super().__init__(dataset, rank, minibatch_size, collate, loader, draws)
-        self._order = EpochOrder(lengths[rank], shuffle, seed, rank + 1)
-        self._lengths, self._batch_size = lengths, batch_size
-        smallest = min(lengths)
+        super().__init__(dataset, rank, reading)
+        self._order, self._lengths, self._batch_size = order, lengths, batch_size
+        smallest, drop_last = min(lengths), reading.drop_last
         self.steps_per_epoch = smallest // batch_size if drop_last else math.ceil(smallest / batch_size)
         if not self.steps_per_epoch:
             raise InputError(
@@ -302,10 +291,9 @@ class OwnData(_IndexedData):
                 f"too few for a step; return at least {batch_size if drop_last else 1}"
             )
 
-    def indices(self, epoch: int, step: int) -> tuple[Tensor, int]:
-        """This rank's samples at a step, and how many all ranks have."""
+    def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
+        """The next samples of this rank's own."""
         start = step * self._batch_size
-        return self._order.of(epoch)[start : start + self._batch_size], sum(self._counts(step, 0))
-
-    def _counts(self, step: int, total: int) -> Sequence[int]:
-        return [min(self._batch_size, length - step * self._batch_size) for length in self._lengths]
+        counts = [min(self._batch_size, length - start) for length in self._lengths]
+        own = self._order.of(epoch)[start : start + self._batch_size]
+        return own, sum(counts), counts if len(set(counts)) > 1 else ()

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, default_collate
 
 from exogym_core.data.batches import as_tuple
-from exogym_core.data.draws import Draws, StreamOfDraws
-from exogym_core.data.samples import Source, StepSamples, dealt, uneven
+from exogym_core.data.samples import Reading, Source, StepSamples, dealt
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+
+    from exogym_core.data.draws import StreamOfDraws
 
 __all__ = ["StreamedData", "stream_length"]
 
@@ -29,11 +30,8 @@ class StreamedData(Source):
         dataset: what is iterated.
         rank, world_size: whose part this is; (0, 1) for a stream of the rank's own.
         batch_size: samples a rank and step.
-        minibatch_size: samples a forward pass.
         num_ranks: how many ranks train.
-        drop_last: leave out a last step that is not full.
-        collate: makes a batch of samples.
-        draws: what reading draws at random, by the epoch (and the rank, of its own stream).
+        reading: how they become batches; loader arguments have no use here.
         own: of a stream of its own: the rank, and after how many steps an epoch ends for all ranks (None: when
             this one ends).
     """
@@ -44,23 +42,24 @@ class StreamedData(Source):
         rank: int,
         world_size: int,
         batch_size: int,
-        minibatch_size: int,
         num_ranks: int,
+        reading: Reading,
         *,
-        drop_last: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-        draws: Draws | None = None,
         own: tuple[int, int | None] | None = None,
     ) -> None:
         super().__init__()
         self._dataset, self._rank, self._world_size = dataset, rank, world_size
-        self._batch_size, self._minibatch_size, self._num_ranks = batch_size, minibatch_size, num_ranks
-        self._collate = collate if collate is not None else default_collate
-        self._draws = draws if draws is not None else Draws(dataset, 0)
+        self._batch_size, self._minibatch_size, self._num_ranks = (
+            batch_size,
+            reading.minibatch_size,
+            num_ranks,
+        )
+        self._collate = reading.collate if reading.collate is not None else default_collate
+        self._draws = reading.draws_of(dataset)
         self._own_rank = own[0] if own is not None else None
         # Of streams of their own, ranks cannot know the others' last steps: these must be full.
         is_own = world_size == 1 and num_ranks > 1
-        self._fewest = world_size * batch_size if drop_last or is_own else world_size
+        self._fewest = world_size * batch_size if reading.drop_last or is_own else world_size
         self._samples: Iterator[Any] | None = None
         self._drawn: StreamOfDraws | None = None
         self._agreed = own[1] if own is not None else None
@@ -95,8 +94,8 @@ class StreamedData(Source):
         with self._draws.at(*place):  # a resumed run makes no batches of what it leaves out
             batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
         self.step += 1
-        counts = dealt(total, self._world_size)  # of its own stream a rank takes full batches, as all do
-        return StepSamples(batches, len(samples), total * self._num_ranks // self._world_size, uneven(counts))
+        samples_of = dealt(total, self._world_size)  # of its own stream a rank takes full batches, as all do
+        return StepSamples(batches, len(samples), total * self._num_ranks // self._world_size, samples_of)
 
     def _take(self) -> tuple[list[Any], int]:
         own, total = [], 0

@@ -40,6 +40,7 @@ class PlannedLearner:
 
     def gradients(self, step: None, context: StepContext) -> float:
         """Forward and backward pass of the step that `context` numbers; there is no loss."""
+        context.last_micro_batch = True
         self._strategy.before_backward(last_micro_batch=True)
         if not self._strategy.overlaps_backward:
             self._computing(context.number, 1.0)

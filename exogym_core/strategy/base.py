@@ -139,6 +139,7 @@ class Strategy:
         self.nbytes = 0
         self._payload_bytes_before = 0
         self._update_skipped = False
+        self._is_unscaled = False
 
     # --- called by the node --------------------------------------------------------------------------------
 
@@ -170,7 +171,6 @@ class Strategy:
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Told before each backward pass whether it completes the step's gradient: averages may begin then."""
-        self.context.last_micro_batch = last_micro_batch
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
@@ -322,14 +322,29 @@ class Strategy:
         """Those with their names."""
         return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
 
+    def unscale_gradients(self) -> None:
+        """Undo the scaler's factor before gradients are exchanged; what has overflowed here becomes zero.
+
+        The update is then made whatever this rank's scaler has found: the others count on it.
+        """
+        scaler = self.context.scaler
+        if scaler is None or self._is_unscaled:
+            return
+        scaler.unscale_(self.optim)
+        self._is_unscaled = True
+        for parameter in self.trainable:
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+
     def clip_gradients(self) -> None:
-        """Undo the scaler's factor, then clip the norm to `max_norm`, if these are set.
+        """Undo the scaler's factor, unless that is done, then clip the norm to `max_norm`, if these are set.
 
         Raises:
             InputError: gradients are sparse and are to be clipped.
         """
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optim)
+        scaler = self.context.scaler
+        if scaler is not None and not self._is_unscaled:
+            scaler.unscale_(self.optim)
         if self.max_norm is not None:
             self._clip(self.max_norm)
 
@@ -337,11 +352,19 @@ class Strategy:
         clip_norm(self.trainable, max_norm)
 
     def optimizer_step(self) -> None:
-        """Update the parameters from their gradients; with a scaler, only if these are finite."""
-        if self.scaler is None:
+        """Update the parameters from their gradients; with a scaler, only if these were finite when it looked.
+
+        After `unscale_gradients` the update is made in any case.
+        """
+        scaler = self.context.scaler
+        if scaler is None:
             self.optim.step()
-            return
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optim)
-        self.scaler.update()
-        self._update_skipped = self.scaler.get_scale() < scale
+        elif self._is_unscaled:
+            self._is_unscaled = False
+            self.optim.step()
+            scaler.update()
+        else:
+            scale = scaler.get_scale()
+            scaler.step(self.optim)
+            scaler.update()
+            self._update_skipped = scaler.get_scale() < scale

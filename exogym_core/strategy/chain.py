@@ -11,7 +11,7 @@ from exogym_core.strategy.sites.site import Site
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from exogym_core.strategy.parts.gradients import GradientAverager
 
 __all__ = ["Chain", "Module", "Scope"]
+
+# In a step's order.
+_STEP_HOOKS = ("before_backward", "before_update", "after_update", "end_step")
 
 # What is judged where modules disagree: rounds lead to parameters that everybody has.
 _JUDGED = ("server", "outer", "local", "own", "replica")
@@ -167,8 +170,8 @@ class Chain(Strategy):
             )
         parts = [part for module in modules for part in module.parts()]
         self.modules = sorted(parts, key=lambda part: not part.goes_first)
+        self.absence = self._absence()
         self._refuse_waiting(where)
-        self._is_unscaled = False
         self.overlaps_backward = any(module.overlaps_backward for module in self.modules)
         deciding = [module for module in self.modules if module.judged is not None]
         deciding.sort(key=lambda module: _JUDGED.index(str(module.judged)))
@@ -193,12 +196,20 @@ class Chain(Strategy):
         super().setup(model, comm, max_steps, seed, coding)
         for module in self.modules:
             module._init_node(model, self.rank, self.num_nodes)
+        self._hooks = {name: self._hooks_called(name) for name in _STEP_HOOKS}
+
+    def _hooks_called(self, name: str) -> list[Callable[..., None]]:
+        """That hook of the modules that have one: a step passes through no others."""
+        empty = getattr(Module, name)
+        hooks = [getattr(module, name) for module in self.modules]
+        return [hook for hook in hooks if getattr(hook, "__func__", hook) is not empty]
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         self.local_step = 0
         self.scope = Scope(self.trainable, Site(None, self.comm))
         for module in self.modules:
             self.scope = module.enter(self, self.scope)
+        self.absence = self._absence()
         spec, averager = ensure_optim_spec(self.optim_spec), self.gradients
         self.optim = spec.build(model) if averager is None else averager.optimizer(spec, model)
 
@@ -207,57 +218,27 @@ class Chain(Strategy):
         """What averages gradients inside a site; None where they stay apart."""
         return self.scope.gradients
 
-    @property
-    def absence(self) -> Absence | None:  # type: ignore[override]
+    def _absence(self) -> Absence | None:
         """Who takes part in the rounds of a module; None: everyone, always."""
         return next((module.absence for module in self.modules if module.absence is not None), None)
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Have the modules know."""
-        super().before_backward(last_micro_batch)
-        for module in self.modules:
-            module.before_backward(last_micro_batch)
+        for hook in self._hooks["before_backward"]:
+            hook(last_micro_batch)
 
     def step(self) -> None:
         """Gradients, clip, update, communicate."""
-        for module in self.modules:
-            module.before_update()
+        hooks = self._hooks
+        for before_update in hooks["before_update"]:
+            before_update()
         self.clip_gradients()
         self.optimizer_step()
-        for module in self.modules:
-            module.after_update()
-        for module in self.modules:
-            module.end_step()
+        for after_update in hooks["after_update"]:
+            after_update()
+        for end_step in hooks["end_step"]:
+            end_step()
         super().step()
-
-    def unscale_gradients(self) -> None:
-        """Undo the scaler's factor before modules exchange gradients; what has overflowed here becomes zero.
-
-        The update is then made whatever this rank's scaler has found: the others count on it.
-        """
-        if self.scaler is None or self._is_unscaled:
-            return
-        self.scaler.unscale_(self.optim)
-        self._is_unscaled = True
-        for parameter in self.trainable:
-            if parameter.grad is not None:
-                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-
-    def clip_gradients(self) -> None:
-        """Unscale, unless a module has done so, and clip."""
-        if not self._is_unscaled:
-            super().clip_gradients()
-        elif self.max_norm is not None:
-            self._clip(self.max_norm)
-
-    def optimizer_step(self) -> None:
-        """Update the parameters; after an exchange of unscaled gradients whatever this rank's scaler has found."""
-        if not self._is_unscaled or self.scaler is None:
-            super().optimizer_step()
-            return
-        self._is_unscaled = False
-        self.optim.step()
-        self.scaler.update()
 
     def row(self) -> dict[str, Any]:
         """The step's round, where rounds do not wait for all."""
@@ -291,7 +272,7 @@ class Chain(Strategy):
     @property
     def judged_version(self) -> int:
         """Likewise."""
-        return super().judged_version if self._judged_by is None else self._judged_by.judged_version
+        return self.local_step if self._judged_by is None else self._judged_by.judged_version
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state and its modules'."""

@@ -107,7 +107,7 @@ class Deposits:
 
     def at_end(self, step: int) -> None:
         """When nothing more will happen, what was in flight included: a last evaluation, and the final models."""
-        self._notice(None)
+        self.after_step(None)
         self._given = -1  # the final model is told whole
         evaluate = ["evaluate"] if self._looks.evaluate_every is not None else []
         is_timed = self._looks.evaluate_seconds is not None
@@ -118,16 +118,13 @@ class Deposits:
             step, [*evaluate, *(what for what in self._looks.due(step) if what not in evaluate), "final"]
         )
 
-    def after_step(self, step: int) -> None:
-        """Called when so many steps have been done, before anything else happens."""
-        self._notice(step)
-
-    def _notice(self, step: int | None) -> None:
-        """See whether a new judged model has come to exist."""
+    def after_step(self, step: int | None) -> None:
+        """Called when so many steps have been done (None: all), to see whether a new judged model has come to exist."""
         version = self._strategy.judged_version
         if version != self._version:
             self._version, self._born = version, step
-            self._keep_buffers()
+            if self._has_buffers:
+                self._keep_buffers()
 
     @property
     def _is_apart(self) -> bool:

@@ -161,15 +161,19 @@ class TorchLearner:
             loss = self._forward(batch, context.number)
             losses.append((loss.detach(), samples))
             weight = samples / step.samples
+            context.last_micro_batch = index == last
             self._before_backward(index == last)
             self._backward(loss if weight == 1 else loss * weight, seconds * weight, index == last)
-        return _mean_loss(losses)
+        return losses[0][0].item() if not last else _mean_loss(losses)
 
     def _forward(self, batch: Any, number: int) -> Tensor:
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
-        with autocast_to(self._autocast, self._device):
+        if self._autocast is None:
             output = self._model(batch)
+        else:
+            with autocast_to(self._autocast, self._device):
+                output = self._model(batch)
         return as_loss(output, f"rank {self._comm.rank}, step {number + 1}")
 
     def _backward(self, loss: Tensor, seconds: float, last: bool) -> None:
@@ -202,6 +206,4 @@ class TorchLearner:
 
 def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:
     """The mean over micro-batches, weighted by samples."""
-    if len(losses) == 1:
-        return float(losses[0][0])
     return sum(float(loss) * samples for loss, samples in losses) / sum(samples for _, samples in losses)

@@ -72,7 +72,12 @@ class Loop:
 
     Attributes:
         local_step: steps done.
+        learner: turns batches into gradients; there from the start on, as are `deposits`.
+        deposits: this rank's side of looking on.
     """
+
+    learner: Learner[StepSamples]
+    deposits: Deposits
 
     def __init__(
         self,
@@ -96,8 +101,6 @@ class Loop:
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._coding = coding
         self._payload_then = -1  # payload bytes sent when ranks were last together
-        self._learner: Learner[StepSamples] | None = None
-        self._deposits: Deposits | None = None
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
     def run(self) -> RankOutcome:
@@ -196,22 +199,10 @@ class Loop:
         if together is not None and together.world_size > 1:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
-        self._learner = self._make_learner()
+        self.learner = self._make_learner()
         run = {} if self._coding is None else {"coding": self._coding}
         self.strategy.setup(self.model, self.comm, self.max_steps, self._seed, **run)
-        self._deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
-
-    @property
-    def learner(self) -> Learner[StepSamples]:
-        """What turns batches into gradients; there from the start on."""
-        assert self._learner is not None
-        return self._learner
-
-    @property
-    def deposits(self) -> Deposits:
-        """This rank's side of looking on; there from the start on."""
-        assert self._deposits is not None
-        return self._deposits
+        self.deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()
@@ -220,8 +211,7 @@ class Loop:
 
     def close(self) -> None:
         """Let go of the model."""
-        if self._learner is not None:
-            self._learner.close()
+        self.learner.close()
         self.strategy.close()
 
     # --- state ---------------------------------------------------------------------------------------------

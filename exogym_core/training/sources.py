@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.data.batches import batch_reader, collate_of
 from exogym_core.data.draws import Draws
 from exogym_core.data.fingerprint import digest_of, fingerprint
-from exogym_core.data.samples import EpochOrder, OwnData, SharedData, Source
+from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData, Source
 from exogym_core.data.streams import StreamedData, stream_length
 from exogym_core.training.trial import first_batch
 from netsim.files.errors import InputError
@@ -99,68 +99,34 @@ class DataSets:
 
     def shared_source(self, rank: int) -> Source:
         """A rank's part of a training set for all."""
-        request = self.request
-        collate, drop_last, loader = collate_of(request.dataloader_kwargs)
-        if isinstance(self._train_dataset, IterableDataset):
-            return StreamedData(
-                self._train_dataset,
-                rank,
-                request.num_nodes,
-                request.batch_size,
-                request.minibatch_size,
-                request.num_nodes,
-                drop_last=drop_last,
-                collate=collate,
-                draws=self._draws,
-            )
+        num_ranks, batch_size = self.request.num_nodes, self.request.batch_size
+        dataset, reading = self._train_dataset, self._reading(self._draws)
+        if isinstance(dataset, IterableDataset):
+            return StreamedData(dataset, rank, num_ranks, batch_size, num_ranks, reading)
         assert self._order is not None
-        return SharedData(
-            self._train_dataset,  # type: ignore[arg-type]
-            self._order,
-            rank,
-            request.num_nodes,
-            request.batch_size,
-            request.minibatch_size,
-            drop_last=drop_last,
-            collate=collate,
-            loader=loader,
-            draws=self._draws,
-        )
+        return SharedData(dataset, self._order, rank, num_ranks, batch_size, reading)  # type: ignore[arg-type]
+
+    def _reading(self, draws: Draws | None) -> Reading:
+        collate, drop_last, loader = collate_of(self.request.dataloader_kwargs)
+        return Reading(self.request.minibatch_size, drop_last, collate, loader, draws)
 
     def _own_source(self, comm: Communicator, remarks: list[str], keeps: bool) -> Source:
         request = self.request
         prepared = self._own_dataset if comm.rank == 0 else None
         dataset = prepared if prepared is not None else self._made(comm.rank, train=True)
         draws = Draws(dataset, request.seed)
-        collate, drop_last, loader = collate_of(request.dataloader_kwargs)
-        sizes = (request.batch_size, request.minibatch_size)
+        reading = self._reading(draws)
         if isinstance(dataset, IterableDataset):
             if comm.rank == 0 and (remark := _unused_loader(request)) is not None:
                 remarks.append(remark)
+            own = (comm.rank, self._agreed_steps(dataset, draws, comm))
             source: Source = StreamedData(
-                dataset,
-                0,
-                1,
-                *sizes,
-                comm.world_size,
-                drop_last=drop_last,
-                collate=collate,
-                draws=draws,
-                own=(comm.rank, self._agreed_steps(dataset, draws, comm)),
+                dataset, 0, 1, request.batch_size, comm.world_size, reading, own=own
             )
         else:
-            source = OwnData(
-                dataset,
-                self._agreed_lengths(dataset, draws, comm, remarks),
-                comm.rank,
-                *sizes,
-                request.shuffle,
-                request.seed,
-                drop_last=drop_last,
-                collate=collate,
-                loader=loader,
-                draws=draws,
-            )
+            order = EpochOrder(_length(dataset), request.shuffle, request.seed, comm.rank + 1)
+            lengths = self._agreed_lengths(dataset, draws, comm, remarks)
+            source = OwnData(dataset, order, lengths, comm.rank, request.batch_size, reading)
         source.known_as = fingerprint(dataset, draws) if keeps else None
         return source
 

@@ -52,7 +52,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of `flat` in the shapes of `like`, in order."""
-    pieces = torch.split(flat, [tensor.numel() for tensor in like])
+    pieces = flat.split_with_sizes([tensor.numel() for tensor in like])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 

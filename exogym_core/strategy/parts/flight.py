@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.handle import Handle
 
@@ -46,18 +43,20 @@ class Flight(Generic[T]):
             self._go_on(self._waits_for.wait())
 
     def _go_on(self, value: Any) -> None:
-        with self._noting() as noted:
-            try:
-                self._waits_for = self._steps.send(value)
-            except StopIteration as end:
-                self._waits_for = None
-                self._results.append(end.value)
+        if self._comm is None:
+            self._send(value)
+            return
+        again = self._again
+        with self._comm.calls_again(again.pop(0)) if again else self._comm.noting_calls() as noted:
+            self._send(value)
         self.calls.append(list(noted))
 
-    def _noting(self) -> AbstractContextManager[list[int]]:
-        if self._comm is None:
-            return nullcontext([])
-        return self._comm.calls_again(self._again.pop(0)) if self._again else self._comm.noting_calls()
+    def _send(self, value: Any) -> None:
+        try:
+            self._waits_for = self._steps.send(value)
+        except StopIteration as end:
+            self._waits_for = None
+            self._results.append(end.value)
 
     def wait(self) -> T:
         """Wait for what is still to come, post what follows, and return the result."""

@@ -100,6 +100,7 @@ class GradientAverager:
     ) -> None:
         self.comm, self.held = comm, parameters
         self.averaging = averaging if averaging is not None else Averaging()
+        self._leaves_early = comm.world_size > 1 and self.averaging == Averaging()
         self._weight, self._limit = 1.0, math.inf
         reverse = parameters[::-1]
         plan = plan_buckets(reverse, bucket_bytes, min(_MIB, bucket_bytes))
@@ -122,7 +123,7 @@ class GradientAverager:
 
         `weight` multiplies this rank's gradients.
         """
-        if on and not self._hooks and self.comm.world_size > 1 and self.averaging == Averaging():
+        if on and not self._hooks and self._leaves_early:
             # The last bucket is full when the backward pass is over: `average` sends it.
             for number, bucket in enumerate(self._buckets[:-1]):
                 hook = partial(self._on_gradient, number)
@@ -144,7 +145,8 @@ class GradientAverager:
         for bucket, average in zip(self._buckets, self._averages(), strict=True):
             self._deliver(bucket, average)
         self._posted = []
-        self._missing = [set(map(id, bucket)) for bucket in self._buckets]
+        if self._hooks:
+            self._missing = [set(map(id, bucket)) for bucket in self._buckets]
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of the averaged gradients to `max_norm`; returns what it was."""
@@ -198,7 +200,7 @@ class GradientAverager:
             self._post(ready)
 
     def _post(self, number: int) -> None:
-        flat = torch.cat([_sent(parameter).reshape(-1) for parameter in self._buckets[number]])
+        flat = _sent(self._buckets[number])
         if self._weight != 1.0:
             flat *= self._weight
         if self._limit < math.inf:
@@ -218,14 +220,22 @@ class GradientAverager:
     def _deliver(self, bucket: Sequence[Tensor], average: Tensor) -> None:
         """Set the gradients of a bucket's parameters."""
         for parameter, gradient in zip(bucket, unflatten(average, bucket), strict=True):
-            parameter.grad = received_gradient(parameter.grad, gradient)
+            is_used = parameter.grad is not None
+            parameter.grad = gradient if is_used else received_gradient(None, gradient)
 
 
-def _sent(parameter: Tensor) -> Tensor:
-    """What leaves for a parameter: without a gradient negative zeros, else the gradient without any."""
-    if parameter.grad is None:
-        return torch.full_like(parameter, -0.0)
-    return dense_gradient(parameter) + 0.0
+def _sent(bucket: Sequence[Tensor]) -> Tensor:
+    """What leaves, flat: for parameters without a gradient negative zeros, else the gradient without any."""
+    gradients = [parameter.grad for parameter in bucket]
+    is_plain = all([each is not None and each.layout is torch.strided for each in gradients])  # noqa: C419 - a list: no frame a gradient
+    dense = gradients if is_plain else list(map(dense_gradient, bucket))
+    flat = torch.cat([each.reshape(-1) for each in dense])  # type: ignore[union-attr]
+    flat += 0.0
+    if not is_plain:
+        for own, sent in zip(gradients, unflatten(flat, bucket), strict=True):
+            if own is None:
+                sent.fill_(-0.0)
+    return flat
 
 
 def received_gradient(own: Tensor | None, average: Tensor) -> Tensor | None:

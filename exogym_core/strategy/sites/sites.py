@@ -144,7 +144,7 @@ class Sites(Module):
 
     def before_update(self) -> None:
         """Wait for the averages."""
-        scaled = self.strategy.scaler is not None
+        scaled = self.strategy.context.scaler is not None
         self.gradients.average(self._weight, scaled=scaled)
         if scaled:
             self.gradients.share_overflow()
