@@ -191,11 +191,9 @@ def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec
 def encoded_average_bytes(num_values: int, num_ranks: int, codec: Codec) -> int:
     """Encoded size of `num_values` values cut into one part a rank, as `average_flat` sends them.
 
-            >>> from exogym_core.strategy.parts.coded import CARRIERS
-        from exogym_core.strategy.parts.charged import ChargedCodec
-    from exogym_core.strategy.parts.codecs import Int8Codec
-            >>> encoded_average_bytes(10_000, 4, Int8Codec(chunk=1000))
-            10048
+    >>> from exogym_core.strategy.parts.codecs import Int8Codec
+    >>> encoded_average_bytes(10_000, 4, Int8Codec(chunk=1000))
+    10048
     """
     small, num_larger = divmod(num_values, num_ranks)
     return num_larger * codec.encoded_bytes(small + 1) + (num_ranks - num_larger) * codec.encoded_bytes(small)
