@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.fluid.compiling import LEAST, is_worth_compiling
-from netsim.fluid.fairness import max_min_rates
-
 if TYPE_CHECKING:
-    from netsim.fluid.fairness import FloatArray, IntArray
+    from netsim.fluid.fairness import FloatArray
     from netsim.fluid.paths import Path
     from netsim.topology.protocol import Protocol
 
@@ -38,8 +35,6 @@ class Capacity:
         self.dead: set[int] = set()
         self._up = np.ones(len(self._stated), dtype=np.bool_)
         self._payload: FloatArray = self._stated * self._payload_share
-        self._solve = max_min_rates
-        self._solved = 0
 
     @property
     def payload_bytes_per_second(self) -> FloatArray:
@@ -73,18 +68,6 @@ class Capacity:
         """
         link = min(path.links, key=self._nominal.__getitem__)
         return float(self._nominal[link]) * self._payload_share, link
-
-    def solve(
-        self, capacity: FloatArray, routes: IntArray, weights: FloatArray, caps: FloatArray
-    ) -> FloatArray:
-        """`max_min_rates`, compiled as soon as that is worth it."""
-        before = self._solved
-        self._solved += routes.size
-        if before < LEAST["hops solved"] and is_worth_compiling("hops solved", self._solved):
-            from netsim.fluid import compiled_fairness
-
-            self._solve = compiled_fairness.max_min_rates
-        return self._solve(capacity, routes, weights, caps)
 
     def _refresh(self, link: int) -> None:
         self._payload[link] = self._stated[link] * self._payload_share if self._up[link] else 0.0

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -367,7 +368,7 @@ class TransferCarrier:
             calls.append((order, on_delivered))
             for observer in self._observers:
                 observer.transfer_ended(number, num_bytes)
-        calls.sort(key=_order_of)  # stable: sent comes before delivered
+        calls.sort(key=itemgetter(0))  # stable: sent comes before delivered
         for _, call in calls:
             call()
 
@@ -395,7 +396,3 @@ class TransferCarrier:
 
 def _happen(event: simpy.Event) -> None:
     event.succeed()
-
-
-def _order_of(call: tuple[int, Call]) -> int:
-    return call[0]

@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from netsim.fluid.compiled_heap import ITEM, Records, compiled, pop, push, record
 from netsim.fluid.compiled_rates import (
-    ITEM,
     SLOTS_IN_BLOCK,
     LinkArrays,
-    Records,
-    compiled,
     enter,
     find_rates,
     leave,
     next_due,
-    pop,
-    push,
     quiet_network,
-    record,
     set_rates,
 )
 

@@ -13,51 +13,32 @@ functions that are called often get their arrays one by one.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numba
 import numpy as np
-import numpy.typing as npt
+
+from netsim.fluid.compiled_heap import ITEM, Records, compiled, pop, push, record
 
 if TYPE_CHECKING:
     from netsim.fluid.fairness import FloatArray, IntArray
 
 __all__ = [
-    "ITEM", "LinkArrays", "Records", "compiled", "enter", "find_rates", "leave", "next_due", "pop",
-    "push", "quiet_network", "record", "set_rates",
-]  # fmt: skip
+    "SLOTS_IN_BLOCK",
+    "LinkArrays",
+    "enter",
+    "find_rates",
+    "leave",
+    "next_due",
+    "quiet_network",
+    "set_rates",
+]
 
 SLOTS_IN_BLOCK = 64  # whose next instants share one minimum
 
 _SAME = 1.0 - 1e-12  # as in netsim.fluid.fairness
 _FULL = 1e-9  # of its capacity is left on a link that counts as full, at most
 _OVERFULL = 1.0 + 1e-11  # times its capacity is more than rounding
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-Records = npt.NDArray[Any]
-
-_SOURCES = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("compiled*.py")))
-)
-
-
-def compiled(function: _Function) -> _Function:
-    """Compile a function when it is first called, and keep the result on disk."""
-    # numba looks for changes in the file of a function and not in those of its callees: its name tells of them.
-    function.__qualname__ += f"_{_SOURCES.hexdigest()[:12]}"
-    return cast("_Function", numba.njit(cache=True, nogil=True)(function))
-
-
-def record(whole: str, real: str) -> np.dtype[np.void]:
-    """A record of whole and of real numbers, by their names."""
-    return np.dtype(
-        [(name, np.int64) for name in whole.split()] + [(name, np.float64) for name in real.split()]
-    )
-
 
 # A transfer that drains; `fresh`: its rate to come; `mark`: the round of settling in which it was met (settled:
 # plus one).
@@ -68,7 +49,6 @@ _FLOW = record("message mark", "rate fresh begun since remaining")
 _LINK = record("first crossing mark is_full is_noted levelled open", "capacity spare level left")
 _HOP = record("link entry", "")  # of a slot: those from slot << shift on, up to one that is no link
 _ENTRY = record("hop", "rate")  # of a link: a transfer that crosses it
-ITEM = record("item", "key")  # of a heap
 _BLOCK = record("is_stale", "due")  # of slots: their earliest instant
 # Stacks: free slots, slots that began, full links that transfers have left; links met and slots opened by settling.
 _LIST = record("free fresh noted met opened", "")
@@ -118,38 +98,6 @@ def quiet_network(
         path_links,
     )
     return network, states
-
-
-@compiled
-def push(heap: Records, size: int, key: float, item: int) -> None:
-    """Add to a binary heap of `size` entries ordered by (key, item)."""
-    i = size
-    while i > 0:
-        above = heap[(i - 1) >> 1]
-        if above.key < key or (above.key == key and above.item < item):
-            break
-        heap[i].key, heap[i].item = above.key, above.item
-        i = (i - 1) >> 1
-    heap[i].key, heap[i].item = key, item
-
-
-@compiled
-def pop(heap: Records, size: int) -> None:
-    """Remove the root of a binary heap of `size` entries."""
-    size -= 1
-    key, item = heap[size].key, heap[size].item
-    i = 0
-    while 2 * i + 1 < size:
-        down = 2 * i + 1
-        left, right = heap[down], heap[down + 1]
-        if down + 1 < size and (right.key < left.key or (right.key == left.key and right.item < left.item)):
-            down += 1
-        below = heap[down]
-        if key < below.key or (key == below.key and item <= below.item):
-            break
-        heap[i].key, heap[i].item = below.key, below.item
-        i = down
-    heap[i].key, heap[i].item = key, item
 
 
 @compiled

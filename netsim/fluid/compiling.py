@@ -6,8 +6,8 @@ import importlib.util
 
 __all__ = ["LEAST", "is_worth_compiling"]
 
-LEAST = {"transfers": 5_000, "messages": 20_000, "hops solved": 3_000_000}
-"""From how much of each kind of work on: transfers of a list, messages of a collective, routes times hops for rates."""
+LEAST = {"transfers": 5_000, "messages": 20_000}
+"""From how much of each kind of work on: transfers of a list, messages of a collective."""
 
 
 def is_worth_compiling(kind: str, amount: int) -> bool:

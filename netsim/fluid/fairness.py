@@ -1,26 +1,29 @@
-"""Who gets how much of each link: weighted max-min fairness with caps, arrays in, rates out.
+"""Who gets how much of each link: weighted max-min fairness with caps, by progressive filling.
 
 All transfers' rates grow together, each in proportion to its weight, until something stops them: a link on
 the route is full, or the transfer's own cap is reached. What is stopped keeps its rate, the others grow on.
 The result is the one allocation in which nobody can get more without taking it from somebody who has less
 (per weight): D. Bertsekas and R. Gallager, Data Networks, 2nd ed., section 6.5.2.
 
-The growing level need not be followed link by link: a link that is the tightest one on the route of *every*
-transfer crossing it can be settled at once, whatever happens elsewhere, since the level of the other links
-only rises as transfers are settled. So every round settles all such links together.
-
-Links are filled in four places, by two methods. By rounds on arrays here, which needs no compiler. Compiled code fills
-the tightest link first instead, by a heap (`compiled_fairness.py`; 150 transfers in 10 us, here in 3 ms). Few changes
-among many transfers are settled near the change alone: by the same heap on dictionaries, as long as they reach no more
-transfers than arrays are worth (`shares.py`), and on records that never leave compiled code (`compiled_rates.py`).
+`fill` is where this is done, from dictionaries; arrays of all transfers, in rounds or compiled, took as long or longer
+wherever a simulation asked. What changes make of rates is settled in `shares.py`, which hands it the links that a
+change can reach. The compiled event loop has both in records of its own (`compiled_rates.py`): whole runs take 8 to
+36 times as long without (benchmarks/network.py).
 """
 
 from __future__ import annotations
 
+import math
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FloatArray", "IntArray", "max_min_rates"]
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence, Sequence
+
+__all__ = ["FloatArray", "IntArray", "fill"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -29,58 +32,69 @@ IntArray = npt.NDArray[np.int64]
 _SAME = 1.0 - 1e-12
 
 
-def max_min_rates(
-    capacity: FloatArray,
-    routes: IntArray,
-    weights: FloatArray,
-    caps: FloatArray,
-) -> FloatArray:
-    """The rates that weighted max-min fairness gives to transfers sharing links.
+def fill(
+    links: Sequence[int],
+    transfers: Sequence[int],
+    num_links: int,
+    left: MutableSequence[float],
+    loads: MutableSequence[float],
+    counts: MutableSequence[int],
+    crossing: Any,
+    hops: Any,
+    weights: Any,
+    caps: Any,
+    rates: Any,
+) -> None:
+    """Give transfers that share links the rates of weighted max-min fairness.
+
+    Links are filled the tightest first; as the levels of the others only rise then, one that was seen too low is put
+    back. A cap is a link of one transfer.
 
     Args:
-        capacity: rate of each link, plus one last entry of infinity that stands for 'no link'; shape (links +
-            1,).
-        routes: links crossed by each transfer, filled up with `links` where a route is shorter; shape
-            (transfers, longest route). A link may appear once per route.
-        weights: share of each transfer relative to the others, above zero; shape (transfers,).
-        caps: largest rate of each transfer, infinity for none; shape (transfers,).
+        links: to be filled, by number. What stands behind goes by these numbers and those of transfers, in mappings
+            or sequences.
+        transfers: that share them, by number.
+        num_links: more than the number of any link.
+        left: rate of each link that is to be shared, by number; afterwards, what is left of it.
+        loads: weights of the transfers that share it, likewise; afterwards, of none.
+        counts: how many they are, likewise; of other links, which limit nobody, none.
+        crossing: which they are, by link.
+        hops: the links that each transfer crosses.
+        weights: share of each transfer relative to the others, above zero.
+        caps: largest rate of each transfer, infinity for none.
+        rates: of each transfer, -1 before; afterwards in the unit of `left`.
 
-    Returns:
-        The rate of each transfer in the unit of `capacity`; infinity where neither a link nor a cap limits
-        it.
-
-    >>> two_links = np.array([10.0, 4.0, np.inf])
-    >>> routes = np.array([[0, 2], [0, 1], [1, 2]])
-    >>> max_min_rates(two_links, routes, np.ones(3), np.array([np.inf, np.inf, 1.0])).tolist()
-    [7.0, 3.0, 1.0]
+    >>> rates, routes = dict.fromkeys(range(3), -1.0), [[0], [0, 1], [1]]
+    >>> caps = [math.inf, math.inf, 1.0]
+    >>> fill([0, 1], range(3), 2, [10.0, 4.0], [2.0] * 2, [2] * 2, [[0, 1], [1, 2]], routes, [1.0] * 3, caps, rates)
+    >>> rates
+    {0: 7.0, 1: 3.0, 2: 1.0}
     """
-    num_links = len(capacity) - 1
-    hops = routes.shape[1]
-    rates = np.zeros(len(routes))
-    left = capacity.copy()
-    open_ = np.arange(len(routes))  # transfers whose rate is not settled yet
-    cap_level = caps / weights
-    with np.errstate(divide="ignore", invalid="ignore"):
-        while open_.size:
-            flat = routes.ravel()
-            load = np.bincount(flat, weights=np.repeat(weights, hops), minlength=num_links + 1)
-            level = left / load  # where every open transfer on the link would stop; unused links never matter
-            level[num_links] = np.inf
-            seen = level[routes]
-            lowest = np.minimum(seen.min(axis=1), cap_level)
-            limited_elsewhere = lowest[:, None] < seen * _SAME
-            undecided = np.zeros(num_links + 1, dtype=np.bool_)
-            undecided[routes[limited_elsewhere]] = True
-            settled = ~(limited_elsewhere | undecided[routes]).all(axis=1) | (cap_level <= lowest)
-            now = open_[settled]
-            rate = lowest[settled] * weights[settled]
-            rates[now] = rate
-            taken = np.bincount(
-                routes[settled].ravel(), weights=np.repeat(rate, hops), minlength=num_links + 1
-            )
-            left = np.maximum(left - taken, 0.0)
-            left[num_links] = np.inf
-            going_on = ~settled
-            open_, routes = open_[going_on], routes[going_on]
-            weights, cap_level = weights[going_on], cap_level[going_on]
-    return rates
+    levels = [(max(left[link], 0.0) / loads[link], link) for link in links if counts[link]]
+    levels += [(caps[each] / weights[each], num_links + each) for each in transfers if caps[each] < math.inf]
+    heapify(levels)
+    num_open = len(transfers)
+    while num_open:
+        level, item = heappop(levels)
+        those = crossing[item] if item < num_links else [item - num_links]
+        if item < num_links:
+            if counts[item] == 0:
+                continue
+            seen, level = level, max(left[item], 0.0) / max(loads[item], 1e-300)
+            if level * _SAME > seen:
+                heappush(levels, (level, item))
+                continue
+        for each in those:
+            if rates[each] >= 0.0:
+                continue
+            weight = weights[each]
+            rate = level * weight
+            if rate > caps[each]:
+                rate = caps[each]
+            rates[each] = rate
+            num_open -= 1
+            for link in hops[each]:
+                if counts[link]:
+                    left[link] -= rate
+                    loads[link] -= weight
+                    counts[link] -= 1

@@ -35,8 +35,8 @@ class Rates:
         self._capacity = capacity
         payload = capacity.payload_bytes_per_second[:-1].tolist()
         self._ack_share = capacity.ack_share
-        self._gross = Shares(payload, capacity.solve)
-        self._net = Shares(payload, capacity.solve) if self._ack_share else self._gross
+        self._gross = Shares(payload)
+        self._net = Shares(payload) if self._ack_share else self._gross
         self._back: dict[int, tuple[int, ...]] = {}
         self._acking: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by link: whose cross it
         self._stale: dict[int, None] = {}  # links on which there are other acknowledgements

@@ -12,17 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from netsim.fluid.fairness import max_min_rates
+from netsim.fluid.fairness import fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from netsim.fluid.fairness import FloatArray, IntArray
+    from collections.abc import Collection, Iterable, Iterator
 
 __all__ = ["Shares"]
 
@@ -32,7 +27,7 @@ _BELOW = 1.0 - 1e-9  # times a level is safely below it
 _FULL = 1e-9  # of its capacity is left on a link that counts as full, at most
 _OVERFULL = 1.0 + 1e-11  # times its capacity is more than rounding
 
-# More than so many are settled by arrays faster than one by one.
+# More than so many that begin or change at once are most of all there are.
 _MANY = 128
 
 
@@ -41,16 +36,14 @@ class Shares:
 
     Args:
         capacity: rate of each link.
-        solve: does what `max_min_rates` does, for many transfers at once.
 
     Attributes:
         rate: of each transfer (slot), as last settled.
         crossing: by link, the transfers on it.
     """
 
-    def __init__(self, capacity: Iterable[float], solve: Callable[..., FloatArray] = max_min_rates) -> None:
+    def __init__(self, capacity: Iterable[float]) -> None:
         self._capacity = list(capacity)
-        self._solve = solve
         self.rate: dict[int, float] = {}
         self._links: dict[int, tuple[int, ...]] = {}
         self._weight: dict[int, float] = {}
@@ -59,12 +52,13 @@ class Shares:
         self.crossing: defaultdict[int, dict[int, None]] = defaultdict(dict)
         self._full: set[int] = set()  # links that may limit somebody
         self._spare = self._capacity.copy()  # at least so much of each link is free
+        # By link, while it is filled: what is left of it, for which weights, and how many transfers (else none).
+        self._left, self._loads = self._capacity.copy(), [0.0] * len(self._capacity)
+        self._counts = [0] * len(self._capacity)
         self._fresh: dict[int, None] = {}  # transfers that began or may get more or less by themselves
         self._noted: dict[int, None] = {}  # full links on which there is more or less to share
         self._resized: dict[int, None] = {}  # of these, links of another capacity
-        self._ended = 0
         self._least = math.inf  # the level below which nothing changes
-        self._routes: IntArray = np.zeros((0, 0), np.int64)  # by slot: its links, filled up with their number
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._links
@@ -82,13 +76,6 @@ class Shares:
         self._fresh[slot] = None
         for link in links:
             self.crossing[link][slot] = None
-        rows, columns = self._routes.shape
-        if slot >= rows or len(links) > columns:
-            larger = np.full((max(rows, 2 * slot + 2), max(columns, len(links))), len(self._capacity))
-            larger[:rows, :columns] = self._routes
-            self._routes = larger
-        self._routes[slot] = len(self._capacity)
-        self._routes[slot, : len(links)] = links
 
     def leave(self, slot: int) -> None:
         """A transfer uses its links no longer."""
@@ -97,7 +84,6 @@ class Shares:
             level = self.rate[slot] / self._weight[slot]
             del self._fresh[slot]
         self._least = min(self._least, level)
-        self._ended += 1
         for link in self._links.pop(slot):
             del self.crossing[link][slot]
             if link in self._full:
@@ -139,50 +125,24 @@ class Shares:
 
         What changes by no more than rounding keeps its rate, so that whatever ends together goes on to do so.
         """
-        if not self._fresh and not self._noted:
-            changed: dict[int, float] = {}
-        elif len(self._fresh) + self._ended > _MANY:
-            changed = self._settled_by_arrays(0.0)
+        if len(self._fresh) > _MANY:
+            changed = self._settled_all()
         else:
-            changed = self._settled_near_changes()
+            changed = self._settled_near() if self._fresh or self._noted else {}
         self._fresh.clear()
         self._noted.clear()
         self._resized.clear()
-        self._ended = 0
         self._least = math.inf
         return changed
 
-    def _settled_by_arrays(self, least: float) -> dict[int, float]:
-        """Settle all transfers from a level up that nothing changes below."""
-        num = len(self._links)
-        slots = np.fromiter(self._links, np.int64, num)
-        level, rate, weight, cap = (
-            np.fromiter(values.values(), np.float64, num)
-            for values in (self._level, self.rate, self._weight, self._cap)
-        )
-        capacity = np.array([*self._capacity, math.inf])
-        routes, opened = self._routes[slots], level >= least
-        taken = self._used(routes[~opened], rate[~opened])
-        left = np.maximum(capacity - taken, 0.0)
-        rates = self._solve(left, routes[opened], weight[opened], cap[opened])
-        spare = (capacity - taken - self._used(routes[opened], rates))[:-1]
-        self._spare = spare.tolist()
-        self._full = set(np.flatnonzero(spare <= _FULL * capacity[:-1]).tolist())
-        slots, before, weight = slots[opened], rate[opened], weight[opened]
-        told = np.abs(rates - before) > _ROUNDING * before
-        changed = dict(zip(slots[told].tolist(), rates[told].tolist(), strict=True))
-        self.rate.update(changed)
-        self._level.update(
-            zip(slots.tolist(), (np.where(told, rates, before) / weight).tolist(), strict=True)
-        )
-        return changed
+    def _settled_all(self) -> dict[int, float]:
+        """Settle all, without looking for what changes can reach."""
+        shared = {link: list(slots) for link, slots in self.crossing.items() if slots}
+        for link, slots in shared.items():
+            self._share(link, self._capacity[link], slots)
+        return self._taken(self._filled(dict.fromkeys(self._links), shared), shared)
 
-    def _used(self, routes: IntArray, rates: FloatArray) -> FloatArray:
-        """What rates on routes take from each link, and from the one that stands for no link."""
-        num, hops = len(self._capacity) + 1, routes.shape[1]
-        return np.asarray(np.bincount(routes.ravel(), np.repeat(rates, hops), num), np.float64)
-
-    def _settled_near_changes(self) -> dict[int, float]:
+    def _settled_near(self) -> dict[int, float]:
         """Settle those that the changes can reach."""
         least = self._least
         for link in self._resized:
@@ -190,18 +150,34 @@ class Shares:
                 least = min(least, self._level_when_full(link))
         least = min(least, self._least_of_fresh()) * _BELOW
         while True:
-            opened, shares = self._gathered(least)
-            if len(opened) > _MANY:
-                return self._settled_by_arrays(least)
-            rates = self._filled(opened, shares, least)
-            overfull = self._overfull(rates, shares)
+            opened, shared = self._gathered(least)
+            rates = self._filled(opened, shared)
+            overfull = self._overfull(rates, shared)
             if not overfull:
-                break
+                return self._taken(rates, shared)
             self._full |= overfull
-        for link, (left, _, _) in shares.items():
-            self._spare[link] = left
-            if left > _FULL * self._capacity[link]:
+
+    def _share(self, link: int, left: float, slots: list[int]) -> None:
+        """Let so much of a link be shared by these."""
+        self._left[link], self._counts[link] = left, len(slots)
+        self._loads[link] = sum([self._weight[slot] for slot in slots])
+
+    def _filled(self, opened: dict[int, None], shared: dict[int, list[int]]) -> dict[int, float]:
+        """The rates of those that are opened, who share these links."""
+        rates = dict.fromkeys(sorted(opened), -1.0)
+        links, num_links = sorted(shared), len(self._capacity)  # whichever of them was met first
+        sides = (self._left, self._loads, self._counts, shared, self._links, self._weight, self._cap)
+        fill(links, list(rates), num_links, *sides, rates)
+        return rates
+
+    def _taken(self, rates: dict[int, float], shared: Iterable[int]) -> dict[int, float]:
+        """Have transfers drain at these rates, for which these links were shared."""
+        for link in shared:
+            self._spare[link] = self._left[link]
+            if self._spare[link] > _FULL * self._capacity[link]:
                 self._full.discard(link)
+            else:
+                self._full.add(link)
         changed = {}
         for slot, rate in rates.items():
             old = self.rate[slot]
@@ -253,86 +229,43 @@ class Shares:
                 return level
             level = following
 
-    def _gathered(self, least: float) -> tuple[dict[int, None], dict[int, list[float]]]:
+    def _gathered(self, least: float) -> tuple[dict[int, None], dict[int, list[int]]]:
         """What must be settled anew: from `least` up, and connected to a change by full links.
 
-        Returns the transfers, and for each of these links what is left for them, their weights and number; some
-        of them, if they are many.
+        Returns the transfers, and those of each of these links, which they share.
         """
         opened = dict.fromkeys(self._fresh)
         met = dict.fromkeys(self._noted)
         for slot in opened:
             met.update(dict.fromkeys([link for link in self._links[slot] if link in self._full]))
         pending = list(met)
-        shares: dict[int, list[float]] = {}
+        shared: dict[int, list[int]] = {}
         for link in pending:  # which grows
-            if len(opened) > _MANY:
-                break
-            left, load, count = self._capacity[link], 0.0, 0
+            left, slots = self._capacity[link], []
             for slot in self.crossing[link]:
                 if self._level[slot] < least:
                     left -= self.rate[slot]
                     continue
-                load += self._weight[slot]
-                count += 1
+                slots.append(slot)
                 if slot not in opened:
                     opened[slot] = None
                     for other in self._links[slot]:
                         if other in self._full and other not in met:
                             met[other] = None
                             pending.append(other)
-            shares[link] = [left, load, count]
-        return opened, shares
+            shared[link] = slots
+            self._share(link, left, slots)
+        return opened, shared
 
-    def _filled(
-        self, opened: dict[int, None], shares: dict[int, list[float]], least: float
-    ) -> dict[int, float]:
-        """Fill links, the tightest first; levels of the others only rise, so stale ones are put back."""
-        rates: dict[int, float] = {}
-        num_links = len(self._capacity)
-        levels = [(max(left, 0.0) / load, link) for link, (left, load, count) in shares.items() if count]
-        levels += [
-            (self._cap[slot] / self._weight[slot], num_links + slot)
-            for slot in opened
-            if self._cap[slot] < math.inf
-        ]
-        heapify(levels)
-        while len(rates) < len(opened):
-            seen, item = heappop(levels)
-            if item >= num_links:
-                slots = [item - num_links]
-                level = seen
-            else:
-                left, load, count = shares[item]
-                if not count:
-                    continue
-                level = max(left, 0.0) / max(load, 1e-300)
-                if level * _SAME > seen:
-                    heappush(levels, (level, item))
-                    continue
-                slots = [slot for slot in self.crossing[item] if self._level[slot] >= least]
-            for slot in slots:
-                if slot in rates:
-                    continue
-                weight = self._weight[slot]
-                rates[slot] = rate = min(level * weight, self._cap[slot])
-                for link in self._links[slot]:
-                    if link in shares:
-                        share = shares[link]
-                        share[0] -= rate
-                        share[1] -= weight
-                        share[2] -= 1
-        return rates
-
-    def _overfull(self, rates: dict[int, float], shares: dict[int, list[float]]) -> set[int]:
+    def _overfull(self, rates: dict[int, float], shared: Collection[int]) -> set[int]:
         """The links that were left aside and would carry too much at these rates."""
-        found = set()
+        found: set[int] = set()
         for slot, rate in rates.items():
             more = rate - self.rate[slot]
             if more <= 0.0:
                 continue
             for link in self._links[slot]:
-                if link in shares:
+                if link in shared or link in found:
                     continue
                 self._spare[link] -= more
                 if self._spare[link] < 0.0:

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from netsim.files.errors import DeadlockError, InputError
+from netsim.files.errors import DeadlockError
 from netsim.fluid.channel import BackgroundConnection
 from netsim.fluid.clock import Clock, Order, event_at
 from netsim.fluid.network import Network
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
 from netsim.weather.conditions import Conditions, Quantity
+from netsim.weather.entries import Entry, check
 from netsim.weather.traffic import BackgroundTraffic, drift_factors
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from netsim.fluid.changes import Waiting
 
 __all__ = ["Entry", "Faults"]
-
-Entry = LinkEvent | HostEvent | Trace | Background | Drift
 
 _MOST_NAMES = 8
 
@@ -97,7 +96,7 @@ class Faults:
 
         What an entry would have done before now, it does now. Raises InputError for what makes no sense.
         """
-        _check(entry, len(self._network.topology.links), len(self._network.topology.hosts))
+        check(entry, len(self._network.topology.links), len(self._network.topology.hosts))
         self._plan(entry)
         self._act()
 
@@ -343,32 +342,6 @@ class Faults:
         ends = self._network.topology.links[link]
         for instant, factor in drift_factors(drift, f"{ends.source}->{ends.target}"):
             yield _Step(instant, lambda factor=factor: self._conditions.drift(link, factor))  # type: ignore[misc]
-
-
-def _check(entry: Entry, num_links: int, num_hosts: int) -> None:
-    """Refuse what a topology file could not have said either."""
-    links = getattr(entry, "links", ())
-    hosts = [getattr(entry, name) for name in ("host", "source", "target") if hasattr(entry, name)]
-    problem = None
-    if wrong := [link for link in links if not 0 <= link < num_links]:
-        problem = f"there is no link {wrong[0]}"
-    elif wrong := [host for host in hosts if not 0 <= host < num_hosts]:
-        problem = f"there is no host {wrong[0]}"
-    elif not 0 <= getattr(entry, "at_seconds", 0.0) < math.inf:
-        problem = "at_seconds must be finite and not negative"
-    elif isinstance(entry, LinkEvent):
-        settings = (entry.is_up, entry.bits_per_second, entry.latency_seconds, entry.loss)
-        if sum(value is not None for value in settings) != 1:
-            problem = "give exactly one of is_up, bits_per_second, latency_seconds and loss"
-    elif isinstance(entry, Background):
-        if entry.source == entry.target:
-            problem = "it leads from a host to itself"
-        elif (entry.bits_per_second is None) == (entry.num_bytes is None or entry.every_seconds is None):
-            problem = "give either bits_per_second, or num_bytes and every_seconds"
-    elif isinstance(entry, Drift) and not entry.every_seconds > 0:
-        problem = "every_seconds must be above zero"
-    if problem is not None:
-        raise InputError(f"{entry}: {problem}")
 
 
 def _listed(names: list[str]) -> str:

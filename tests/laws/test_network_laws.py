@@ -258,10 +258,12 @@ def test_law_1_catches_bytes_forgotten_when_rates_change(monkeypatch: pytest.Mon
 
 
 def test_law_2_catches_equal_parts_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    def equal_parts(self: Shares, opened: dict[int, None], *_: Any) -> dict[int, float]:
+    right = Shares._filled
+
+    def equal_parts(self: Shares, *problem: Any) -> dict[int, float]:
         return {
             slot: min(self._capacity[link] / len(self.crossing[link]) for link in self._links[slot])
-            for slot in opened
+            for slot in right(self, *problem)
         }
 
     monkeypatch.setattr(Shares, "_filled", equal_parts)
