@@ -117,6 +117,24 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
     assert folders == {"checkpoints/AllReduce/step-00000012", "checkpoints/DiLoCo/step-00000012"}
 
 
+def test_going_on_and_ctrl_c_at_once_lose_no_killed_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: dict[str, bytes]
+) -> None:
+    """It has checkpoints and no summary: to take it for a run that had not begun would take its experiment away."""
+    killed("AllReduce/step-00000003")
+    assert not Path("out/summary.json").exists()
+
+    def press(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "compare", press)
+        assert main(["compare", "--resume", "out"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].endswith("to go on: netgym compare --resume out")
+    assert main(["compare", "--resume", "out"]) == 0
+    assert results_of(Path("out")) == whole
+
+
 def killed(at_least: str, *changes: str) -> None:
     """Start a run in a process of its own, and kill it when that checkpoint or a later one is there."""
     command = [sys.executable, "-m", "exogym_core", "compare", "small.yaml", "--out", "out"]

@@ -64,7 +64,7 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
             _tell_failures(entries)
         except InputError:
             # Found before any training: such as data that are not where the task was told to look.
-            if not folder.read_summary():
+            if not folder.has_trained():
                 folder.discard()
             raise
 
@@ -184,7 +184,7 @@ def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFol
             yield begin
         except KeyboardInterrupt:
             for folder in folders:
-                if folder.read_summary():
+                if folder.has_trained():
                     folder.log("interrupted")
                     click.echo(_interrupted(folder, num_strategies), err=True)
                 else:

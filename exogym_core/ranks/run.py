@@ -85,7 +85,7 @@ class RankRun:
     keep_rows: bool
     journal: Journal
     trace: str | Path | None
-    timeout_seconds: float = 60.0
+    timeout_seconds: float | None = 60.0
     compare_calls: bool = True
 
 
@@ -152,7 +152,7 @@ def run_ranks(
     keep_rows: bool = True,
     journal: Journal | None = None,
     trace: str | Path | None = None,
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float | None = 60.0,
     compare_calls: bool = True,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
@@ -175,7 +175,8 @@ def run_ranks(
         journal: its past is played before what ranks request, rows included; it is told of every request.
         trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.tools.trace`). Of a
             run that is cut short by an error or Ctrl-C it holds what happened until then, and a warning says so.
-        timeout_seconds: over `gloo`, how long ranks wait for each other; nothing in simulation.
+        timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has itself
+            worked since its last call, half an hour at least. Nothing in simulation.
         compare_calls: over `gloo`, whether ranks tell each other what they call before it runs; a round trip each.
 
     Raises:

@@ -311,6 +311,10 @@ class RunFolder:
         except OSError as error:
             raise RecordError(f"{visible(path)}: cannot be written: {error.strerror}") from error
 
+    def has_trained(self) -> bool:
+        """Whether there is anything to go on from; a killed run may have checkpoints and no summary."""
+        return bool(self.read_summary()) or any((self.path / "checkpoints").glob("*/step-*"))
+
     def discard(self) -> None:
         """Remove a folder in which nothing has been trained: only what a run writes at its start."""
         for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):

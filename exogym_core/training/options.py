@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "TIMED", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
 
-_HALF_AN_HOUR = 1800.0  # a rank may be 3 % slower than the others over rounds of many hours
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -93,9 +92,9 @@ def _truth(name: str, value: Any) -> Any:
     return value
 
 
-def _patience(name: str, value: Any) -> float:
+def _patience(name: str, value: Any) -> float | None:
     if value is None:
-        return _HALF_AN_HOUR
+        return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise InputError(f"fit: {name} is {value!r}; give a number of seconds above 0")
     return float(value)
@@ -197,10 +196,10 @@ class RunOptions:
     resume_from: str | Path | None = option(None)
     trace: str | Path | None = option(None)
     timeout_seconds: float | None = option(
-        _HALF_AN_HOUR,
+        None,
         check=_patience,
-        about="over `gloo`, how long ranks wait for each other, half an hour if None: more than the slowest needs for "
-        "a round beyond the fastest. A rank that dies is noticed at once.",
+        about="over `gloo`, how long ranks wait for each other; None: four times as long as a rank has itself worked "
+        "since its last call, half an hour at least. A rank that dies is noticed at once, as are ranks in a circle.",
     )
     compare_calls: bool = option(
         True,

@@ -47,7 +47,7 @@ class FitRequest(RunOptions):
     topology: Topology | None
     compute: Compute | None
     workers: WorkerSpec
-    timeout_seconds: float
+    timeout_seconds: float | None
     until: float | None
     val_seconds: float | None
     failures: Mapping[str, float] | None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pickle
 import random
 import socket
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
 
+from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
@@ -244,3 +247,42 @@ def test_where_a_rank_hangs_is_told_when_the_time_is_over() -> None:
     assert first == "rank 0 waits: no answer within 1 s"
     assert place.startswith("  rank 1 on host ")
     assert "is in _hangs at test_launch.py:" in place
+
+
+def test_a_rank_that_works_long_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of many hours: who is done first waits for as long as its own work tells; what was set stays as it is."""
+    now = [0.0]
+    monkeypatch.setattr(gloo_rendezvous.time, "monotonic", lambda: now[0])
+    found = []
+    for given in (None, 60.0):
+        rendezvous = Rendezvous(0, 1, timeout_seconds=given)
+        rendezvous.tell("", lambda: None)
+        now[0] += 100.0
+        found.append(rendezvous.tell("", lambda made=rendezvous: made.timeout_seconds))
+        now[0] += 36_000.0
+        found.append(rendezvous.tell("", lambda made=rendezvous: made.timeout_seconds))
+        found.append(rendezvous.tell("", lambda made=rendezvous: made.timeout_seconds))
+    assert found == [1800.0, 144_000.0, 144_000.0, 60.0, 60.0, 60.0]
+
+
+def _late(path: str, index: int, channel: Pipe) -> None:
+    torch.set_num_threads(1)
+    comm = GlooCommunicator.connect(Rendezvous(index, 2, path, timeout_seconds=None, secret=b"s" * 32))
+    comm._state.rendezvous.timeout_seconds = 0.3
+    for group in comm._state.rendezvous._made:
+        group.set_timeout(datetime.timedelta(seconds=0.3))
+    time.sleep(0.5)  # so it waits for two seconds
+    if index == 1:
+        channel.recv()
+    comm.all_reduce(torch.ones(2))
+    comm.send(torch.ones(2), 1) if index == 0 else comm.recv(torch.ones(2), 0)
+    channel.send("through")
+
+
+def test_gloo_itself_waits_longer_then() -> None:
+    store = os.memfd_create("rendezvous")
+    with Children(partial(_late, f"/proc/{os.getpid()}/fd/{store}"), 2) as children:
+        time.sleep(1.2)
+        children.channels[1].send("go on")
+        assert [channel.recv() for channel in children.channels] == ["through"] * 2
+    os.close(store)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import subprocess
@@ -105,9 +107,38 @@ strategies:
 """
 
 
+CANARY = "canary-b1946ac92492d2347c6235b4d2611184"
+
+
+def _forms_of(secret: str) -> list[bytes]:
+    """How a secret may lie in a file."""
+    plain = secret.encode()
+    return [
+        plain,
+        plain.hex().encode(),
+        base64.b64encode(plain).rstrip(b"="),
+        secret.encode("utf-16-le"),
+        plain[::-1],
+    ]
+
+
+def _contents_of(folder: Path) -> dict[str, bytes]:
+    """Of all files below a folder, and what is packed in them."""
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = found[str(path)] = path.read_bytes()
+            if content[:2] == b"\x1f\x8b":
+                found[f"{path}, unpacked"] = gzip.decompress(content)
+    return found
+
+
 def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_does(tmp_path: Path) -> None:
+    """And nothing in it, in temporary files or in what is printed tells the secret that its ranks share."""
     (tmp_path / "real.yaml").write_text(EXPERIMENT)
+    (tmp_path / "temporary").mkdir()
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    clean |= {"NETGYM_SECRET": CANARY, "TMPDIR": str(tmp_path / "temporary")}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "exogym_core", "compare", "real.yaml", "--out", "out"],
@@ -119,6 +150,11 @@ def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_doe
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "out"
+    written = _contents_of(tmp_path) | {"stdout": done.stdout.encode(), "stderr": done.stderr.encode()}
+    assert len(written) > 10
+    assert [
+        name for name, content in written.items() if any(form in content for form in _forms_of(CANARY))
+    ] == []
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [(entry["name"], entry["steps"]) for entry in summary] == [("AllReduce", 6), ("DiLoCo", 6)]
     assert all(entry["wall_seconds"] > 0 for entry in summary)

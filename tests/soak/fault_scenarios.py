@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
@@ -180,13 +181,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scenarios", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more after so long")
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _too_long)
     ends, found = {"finished": 0, "deadlock": 0}, {}
+    deadline, num_played = time.monotonic() + options.seconds, 0
     for number in range(options.first, options.first + options.scenarios):
+        if time.monotonic() > deadline:
+            break
+        num_played += 1
         signal.alarm(SECONDS_FOR_ONE)
         try:
             ends[play(number)] += 1
@@ -196,7 +202,7 @@ def main() -> None:
             signal.alarm(0)
     spent = {
         "first": options.first,
-        "scenarios": options.scenarios,
+        "scenarios": num_played,
         **ends,
         "cpu_seconds": round(time.process_time(), 1),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -36,10 +37,10 @@ workers: {count: 3, kind: KIND}
 device: cpu
 topology: two-datacenters
 compute: 50 ms
-steps: 30
+steps: 14
 batch_size: 4
 evaluate: {every: 5, samples: 32}
-checkpoint: {every: 1}
+checkpoint: {every: 2}
 strategies: [AllReduce, {name: DiLoCo, H: 3}]
 """
 KINDS = {"threads": "threads", "processes": "processes, processes: 2"}
@@ -114,6 +115,7 @@ class Kills:
         self._folder, self._draw = folder, draw
         self._whole: dict[str, dict[str, bytes]] = {}
         self._seconds: dict[str, float] = {}
+        self.num_killed = 0
         for kind, text in KINDS.items():
             (folder / f"{kind}.yaml").write_text(EXPERIMENT.replace("KIND", text))
             began = time.monotonic()
@@ -134,7 +136,7 @@ class Kills:
         number = self._draw.choice([signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT])
         errors, resumed = self._folder / "errors", 0
         shutil.rmtree(out, ignore_errors=True)
-        arguments = ["compare", str(self._folder / f"{kind}.yaml"), "--out", str(out)]
+        arguments = fresh = ["compare", str(self._folder / f"{kind}.yaml"), "--out", str(out)]
         told = kind
         for _ in range(self._draw.choice((1, 1, 2, 3))):  # the run that goes on is killed too
             pid = started(arguments, errors)
@@ -142,7 +144,11 @@ class Kills:
             told += f", {self._kill(pid, number)}"
             self._check_end(pid, ended(pid), errors)
             if not (out / "experiment.yaml").exists():
-                shutil.rmtree(out, ignore_errors=True)  # it had not begun
+                assert not list(out.glob("checkpoints/*/*")), (
+                    f"{told}: checkpoints are left without their experiment"
+                )
+                shutil.rmtree(out, ignore_errors=True)  # nothing had been trained
+                resumed, arguments = 0, fresh
             else:
                 resumed, arguments = resumed + 1, ["compare", "--resume", str(out)]
         if not (out / "report.html").exists() or json.loads((out / "summary.json").read_text())[-1].get(
@@ -154,6 +160,7 @@ class Kills:
         return told
 
     def _kill(self, pid: int, number: signal.Signals) -> str:
+        self.num_killed += 1
         ranks = children_of(pid)
         if ranks and number == signal.SIGKILL and self._draw.random() < 0.5:
             victim = self._draw.choice(ranks)
@@ -181,8 +188,9 @@ class Kills:
 def main() -> None:
     """Read the command line, and kill."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="runs that are killed, once or more")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no more after so long")
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -193,7 +201,9 @@ def main() -> None:
     found: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         kills = Kills(Path(folder), random.Random(options.seed))
-        for _ in range(options.kills):
+        deadline, num_done = time.monotonic() + options.seconds, 0
+        while num_done < options.kills and time.monotonic() < deadline:
+            num_done += 1
             try:
                 what = kills.one()
                 done[what] = done.get(what, 0) + 1
@@ -203,7 +213,14 @@ def main() -> None:
     spent = os.times()
     seconds = round(spent.user + spent.system + spent.children_user + spent.children_system, 1)
     text = json.dumps(
-        {"kills": options.kills, "cpu_seconds": seconds, "done": done, "found": found, "left": left}
+        {
+            "runs": num_done,
+            "kills": kills.num_killed,
+            "cpu_seconds": seconds,
+            "done": done,
+            "found": found,
+            "left": left,
+        }
     )
     with (options.out / "kills.jsonl").open("a") as file:
         file.write(text + "\n")

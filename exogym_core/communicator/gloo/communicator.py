@@ -20,7 +20,7 @@ from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.gloo.agreement import exchange_shapes
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.lookout import Lookout
-from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
+from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
 from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
@@ -68,7 +68,7 @@ class GlooCommunicator(Communicator):
 
     @classmethod
     def from_environment(
-        cls, *, check: bool = True, timeout_seconds: float = TIMEOUT_SECONDS, backend: str = "auto"
+        cls, *, check: bool = True, timeout_seconds: float | None = None, backend: str = "auto"
     ) -> GlooCommunicator:
         """The communicator of a process that torchrun has started; use it as a context manager.
 
@@ -77,8 +77,9 @@ class GlooCommunicator(Communicator):
 
         Args:
             check: compare calls before they run.
-            timeout_seconds: how long a rank waits for others before it gives up: longer than the slowest needs for
-                a round more than the fastest. Who dies is noticed at once, whatever this is.
+            timeout_seconds: how long a rank waits for others before it gives up; by default four times as long as it
+                has itself worked since its last call, and half an hour at least. Who dies is noticed at once, and so
+                are ranks that wait for each other, whatever this is.
             backend: `gloo`, `nccl`, or `auto`: nccl where each local rank has a GPU of its own.
 
         Raises:

@@ -242,7 +242,8 @@ class Mailbox:
 
         def wait() -> None:
             for number, work in enumerate(works):
-                work.wait() if limit_seconds is None else work.wait(datetime.timedelta(seconds=limit_seconds))
+                patience = self._rendezvous.message_timeout
+                work.wait(patience if limit_seconds is None else datetime.timedelta(seconds=limit_seconds))
                 if record is not None and number == 0:
                     _judge((peer, me), record, signature)
 

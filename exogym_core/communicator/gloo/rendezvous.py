@@ -11,6 +11,8 @@ import re
 import secrets
 import socket
 import sys
+import time
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -32,7 +34,11 @@ __all__ = ["TIMEOUT_SECONDS", "ConnectionLostError", "ProcessGroups", "Rendezvou
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 1800.0
-"""How long ranks of a real run wait for each other: a rank may be 3 % slower over rounds of many hours."""
+"""How long ranks of a real run wait for each other at least, where nobody says how long."""
+
+# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: a rank that is told
+# nothing else waits for as long as this many times what it has worked itself since its last call.
+_TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
@@ -63,7 +69,7 @@ class Rendezvous:
         num_ranks: all ranks of the run.
         store_path: a file that all ranks on this machine can open; empty: torchrun's environment tells.
         check: whether calls are compared before they run.
-        timeout_seconds: how long a rank waits for others.
+        timeout_seconds: how long a rank waits for others; None: as long as its own rounds tell, see `TIMEOUT_SECONDS`.
         backend: what carries tensors, `gloo` or `nccl`.
         device: where the backend takes tensors.
         secret: known to the run's ranks alone: what they tell each other at the rendezvous is signed with it, and
@@ -75,7 +81,7 @@ class Rendezvous:
     num_ranks: int
     store_path: str = ""
     check: bool = True
-    timeout_seconds: float = 60.0
+    timeout_seconds: float | None = 60.0
     backend: str = "gloo"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     secret: bytes = field(default=b"", repr=False)
@@ -84,10 +90,17 @@ class Rendezvous:
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
+    _grows: bool = field(init=False, default=False)  # nobody has said how long to wait
+    _left: float = field(init=False, default_factory=time.monotonic)  # when it was through with its last call
+    _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
     _files: set[int] = field(default_factory=set)  # that were opened while groups were made
 
+    def __post_init__(self) -> None:
+        if self.timeout_seconds is None:
+            self.timeout_seconds, self._grows = TIMEOUT_SECONDS, True
+
     @classmethod
-    def from_environment(cls, check: bool, timeout_seconds: float, backend: str) -> Rendezvous:
+    def from_environment(cls, check: bool, timeout_seconds: float | None, backend: str) -> Rendezvous:
         """That of a process started by torchrun.
 
         Raises:
@@ -148,6 +161,7 @@ class Rendezvous:
 
     def tell(self, waiting: str, call: Callable[[], T]) -> T:
         """`call()`, with torch's errors as ours; `waiting` says who waits for what."""
+        self._be_patient()
         try:
             return call()
         except NetsimError:
@@ -157,6 +171,8 @@ class Rendezvous:
             late = "imed out" in reason or "imeout" in reason
             if not late and not any(word in reason for word in _LOST):
                 raise
+        finally:
+            self._left = time.monotonic()
         # Outside of the handler: gloo's own traceback is no context that a user could use.
         if late:
             raise DeadlockError(
@@ -167,7 +183,21 @@ class Rendezvous:
 
     @property
     def _timeout(self) -> datetime.timedelta:
+        assert self.timeout_seconds is not None
         return datetime.timedelta(seconds=self.timeout_seconds)
+
+    @property
+    def message_timeout(self) -> datetime.timedelta:
+        """How long to wait for a message: gloo knows only what its group was made with."""
+        return self._timeout
+
+    def _be_patient(self) -> None:
+        """Wait longer from now on if this rank itself has worked long since its last call."""
+        needed = _TIMES_OWN_WORK * (time.monotonic() - self._left)
+        if self._grows and self.timeout_seconds is not None and needed > self.timeout_seconds:
+            self.timeout_seconds = needed
+            for group in self._made:
+                group.set_timeout(self._timeout)
 
     def another_store(self) -> SealedStore:
         """A connection of its own to where the ranks have met, for another thread."""
@@ -236,6 +266,7 @@ class Rendezvous:
         before = _open_files()
         control = self._gloo(PrefixStore("gloo", store), *place)
         self._files |= _open_files() - before
+        self._made.add(control)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
         notes = PrefixStore("letters", store)

@@ -57,7 +57,7 @@ def launch_gloo(
     *,
     seed: int = 0,
     check: bool = True,
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float | None = 60.0,
     backend: str = "gloo",
     method: str = "auto",
     intra_op_threads: int = 1,
@@ -71,7 +71,7 @@ def launch_gloo(
         num_ranks: how many ranks.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         check: compare calls before they run, so that ranks that disagree are told.
-        timeout_seconds: how long a rank waits for others.
+        timeout_seconds: how long a rank waits for others; None: as its rounds tell, half an hour at least.
         backend: `gloo`, `nccl`, or `auto`: nccl where there is a GPU for every rank.
         method: how processes start: `fork`, `spawn`, or `auto` (see `Children`).
         intra_op_threads: torch's threads for one operator; forked processes can have one only.

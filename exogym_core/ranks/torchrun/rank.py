@@ -63,7 +63,7 @@ class JoinedRank:
         on_row: on rank 0, called in another thread with (rank, row) for what any rank marks.
         there_is: tells what there is to go on from, such as the last checkpoint.
         seed: of the run.
-        timeout_seconds: how long ranks wait for each other.
+        timeout_seconds: how long ranks wait for each other; None: as `GlooCommunicator.from_environment` has it.
         compare_calls: whether calls are compared before they run.
 
     Attributes:
@@ -75,7 +75,7 @@ class JoinedRank:
     on_row: Callable[[int, Mapping[str, Any]], None]
     there_is: Callable[[], str]
     seed: int = 0
-    timeout_seconds: float = TIMEOUT_SECONDS
+    timeout_seconds: float | None = None
     compare_calls: bool = True
 
     comm: GlooCommunicator = None  # type: ignore[assignment]
