@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
-    from exogym_core.communicator.gloo.lookout import Lookout
     from exogym_core.communicator.gloo.rendezvous import ProcessGroups, Rendezvous
+    from exogym_core.communicator.gloo.vigil import Vigil
 
 __all__ = ["GlooRank", "GroupCalls"]
 
@@ -58,7 +58,7 @@ class GlooRank:
         reused: those of them that are given again to who asks for the same ranks.
         futures: of asynchronous calls, without the finished ones.
         in_flight: calls that have not been waited for.
-        lookout: tells of deadlocks; None where calls are not compared.
+        vigil: tells of deadlocks; None where calls are not compared.
         num_made: of groups of the same ranks, by a digest of these.
     """
 
@@ -73,7 +73,7 @@ class GlooRank:
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
     futures: list[Future[Any]] = field(default_factory=list)
     in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
-    lookout: Lookout | None = None
+    vigil: Vigil | None = None
     num_made: Counter[str] = field(default_factory=Counter)
 
     def name_of(self, ranks: tuple[int, ...]) -> str:
@@ -97,13 +97,13 @@ class GlooRank:
 
     def _connected(self, ranks: tuple[int, ...], where: tuple[str, int]) -> ProcessGroups:
         connect = partial(self.rendezvous.subgroup, ranks, where)
-        if self.lookout is None or len(ranks) == 1:
+        if self.vigil is None or len(ranks) == 1:
             return connect()
         lane = f"group {sorted(ranks)}"
-        number = self.lookout.posted.add(lane)
+        number = self.vigil.posted.add(lane)
         needs = [(rank, lane, number) for rank in ranks if rank != self.rendezvous.rank]
         text = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
-        return self.lookout.wait(Want(text, tuple(needs)), connect)
+        return self.vigil.wait(Want(text, tuple(needs)), connect)
 
     def finish(self) -> None:
         """The rank is through: wait for its asynchronous calls, and for the other ranks to be through too.
@@ -127,20 +127,20 @@ class GlooRank:
             for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
                 ending.result()
 
-        if self.lookout is None:
+        if self.vigil is None:
             wait()
             return
         needs = [need for calls in self.groups for need in calls.needs()]
-        self.lookout.wait(Want("nothing more: it has ended", tuple(needs)), wait)
-        self.lookout.close()
+        self.vigil.wait(Want("nothing more: it has ended", tuple(needs)), wait)
+        self.vigil.close()
 
     def close(self) -> None:
         """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
-        if self.lookout is not None:
-            self.lookout.close()
-            if self.lookout.abandoned:
+        if self.vigil is not None:
+            self.vigil.close()
+            if self.vigil.abandoned:
                 self.rendezvous.cut()
-                futures.wait(self.lookout.abandoned, timeout=_CUT_SECONDS)
+                futures.wait(self.vigil.abandoned, timeout=_CUT_SECONDS)
         for calls in self.groups:
             calls.close()
         self.groups.clear()
@@ -163,7 +163,7 @@ class GroupCalls:
         self.wire = Wire(groups.data, ranks, member, rank.rendezvous.device)
         self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
         self.name = rank.name_of(self.ranks)
-        self.mail = Mailbox(self.control, self.ranks, rank.rendezvous, rank.lookout, self.name)
+        self.mail = Mailbox(self.control, self.ranks, rank.rendezvous, rank.vigil, self.name)
         self.letters = Letters(self.control, groups.store, rank.rendezvous)
         self._rank, self._member, self._num_posted = rank, member, 0
         self._queue = _CallQueue(_IN_FLIGHT if rank.rendezvous.backend == "gloo" else 1)
@@ -177,7 +177,7 @@ class GroupCalls:
         call = partial(self._run, signature, exchange)
         want = self._posted(str(signature))
         if not async_op and self._queue.idle:
-            return deliver(call() if self._rank.lookout is None else self._rank.lookout.wait(want, call))
+            return deliver(call() if self._rank.vigil is None else self._rank.vigil.wait(want, call))
         future = self._queue.submit(call)
         self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
         self._rank.in_flight[future] = signature
@@ -196,8 +196,8 @@ class GroupCalls:
 
     def _posted(self, text: str) -> Want:
         """Count a call; returns what waiting for it waits for."""
-        if self._rank.lookout is not None and len(self.ranks) > 1:
-            self._num_posted = self._rank.lookout.posted.add(self.name)
+        if self._rank.vigil is not None and len(self.ranks) > 1:
+            self._num_posted = self._rank.vigil.posted.add(self.name)
         return Want(text, tuple(self.needs()) if self._num_posted else ())
 
     def close(self) -> None:
@@ -226,8 +226,8 @@ class _QueuedHandle(Handle[T]):
 
     def wait(self) -> T:
         if not self._result:
-            lookout = self._rank.lookout
-            got = self._future.result() if lookout is None else lookout.until(self._want, self._future)
+            vigil = self._rank.vigil
+            got = self._future.result() if vigil is None else vigil.until(self._want, self._future)
             self._result.append(self._deliver(got))
             self._rank.in_flight.pop(self._future, None)
         return self._result[0]

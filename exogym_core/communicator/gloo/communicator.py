@@ -19,9 +19,9 @@ from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature, caller
 from exogym_core.communicator.gloo.agreement import exchange_shapes
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
-from exogym_core.communicator.gloo.lookout import Lookout
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
+from exogym_core.communicator.gloo.vigil import Vigil
 from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
 from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
 from netsim.files.errors import InputError, MismatchError
@@ -62,7 +62,7 @@ class GlooCommunicator(Communicator):
         groups = rendezvous.join()
         state = GlooRank(rendezvous, on_mark if on_mark is not None else lambda row: None)
         if rendezvous.check and rendezvous.num_ranks > 1:
-            state.lookout = Lookout(rendezvous)
+            state.vigil = Vigil(rendezvous)
         calls = GroupCalls(state, groups, range(rendezvous.num_ranks), rendezvous.rank)
         return cls(state, calls, rendezvous.rank)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from exogym_core.communicator.gloo.agreement import RECORD_BYTES, call_record, disagreement
-from exogym_core.communicator.gloo.lookout import in_thread
+from exogym_core.communicator.gloo.vigil import in_thread
 from exogym_core.communicator.gloo.waits import Want
 from exogym_core.communicator.handle import Handle
 from netsim.files.errors import DeadlockError
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
-    from exogym_core.communicator.gloo.lookout import Lookout
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
+    from exogym_core.communicator.gloo.vigil import Vigil
     from exogym_core.communicator.gloo.wire import Wire
 
     _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
@@ -46,13 +46,13 @@ class _MessageHandle(Handle[T]):
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
-        lookout: tuple[Lookout, Want] | None = None,
+        vigil: tuple[Vigil, Want] | None = None,
     ) -> None:
         self._finish, self._deliver = finish, deliver
         self._watcher: Future[None] | None = None
         self._error: BaseException | None = None
         self._result: list[T] = []
-        self._cancel, self.lookout = cancel, lookout
+        self._cancel, self.vigil = cancel, vigil
         self.done = False
 
     def wait(self) -> T:
@@ -72,13 +72,13 @@ class _MessageHandle(Handle[T]):
 
     def settle(self, limit_seconds: float | None = None) -> None:
         """Wait for the message, without handing over what came; with a limit, only so long."""
-        lookout = self.lookout if limit_seconds is None else None
+        vigil = self.vigil if limit_seconds is None else None
         if self.done:
             pass
         elif self._watcher is not None:
-            self._watcher.result() if lookout is None else lookout[0].until(lookout[1], self._watcher)
-        elif lookout is not None:
-            lookout[0].wait(lookout[1], self._watch)
+            self._watcher.result() if vigil is None else vigil[0].until(vigil[1], self._watcher)
+        elif vigil is not None:
+            vigil[0].wait(vigil[1], self._watch)
         else:
             self._watch(limit_seconds)
         if self._error is not None:
@@ -103,15 +103,15 @@ class Mailbox:
         wire: the group's gloo wire.
         ranks: the members' ranks in the run.
         rendezvous: says whether to check, and translates errors.
-        lookout: tells of messages that can never come; None where nothing is checked.
+        vigil: tells of messages that can never come; None where nothing is checked.
         name: of the group, for it.
     """
 
     def __init__(
-        self, wire: Wire, ranks: Sequence[int], rendezvous: Rendezvous, lookout: Lookout | None, name: str
+        self, wire: Wire, ranks: Sequence[int], rendezvous: Rendezvous, vigil: Vigil | None, name: str
     ) -> None:
         self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
-        self._lookout, self._name = lookout, name
+        self._lookout, self._name = vigil, name
         self._to_self: defaultdict[int, _Loop] = defaultdict(_Loop)
         self._posted: list[_MessageHandle[Any]] = []
         # gloo cannot take a receive back: the next one like it gets what it brings.
@@ -129,7 +129,7 @@ class Mailbox:
                 works.append(self._wire.send(call_record(signature), dst, message_slot("record", tag)))
             works.append(self._wire.send(flat, dst, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, dst, works, None)
-        return self._post(finish, lambda: None, lookout=self._counted(signature, dst, tag))
+        return self._post(finish, lambda: None, vigil=self._counted(signature, dst, tag))
 
     def receive(
         self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
@@ -138,7 +138,7 @@ class Mailbox:
         lane = (src, tag, flat.nbytes)
         if self._left[lane]:
             earlier, into = self._left[lane].pop(0)
-            return self._post(earlier.settle, lambda: deliver(into), self._leave(lane, into), earlier.lookout)
+            return self._post(earlier.settle, lambda: deliver(into), self._leave(lane, into), earlier.vigil)
         if src == self._wire.member:
             finish = self._to_self[tag].receive(flat, signature)
         else:
@@ -148,8 +148,8 @@ class Mailbox:
                 works.append(self._wire.receive(record, src, message_slot("record", tag)))
             works.append(self._wire.receive(flat, src, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, src, works, record)
-        lookout = self._counted(signature, src, tag)
-        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat), lookout)
+        vigil = self._counted(signature, src, tag)
+        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat), vigil)
 
     def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         """Receive from whoever is first into `flat`; returns the member."""
@@ -175,7 +175,7 @@ class Mailbox:
         self._rendezvous.tell(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
         return src
 
-    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[Lookout, Want] | None:
+    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[Vigil, Want] | None:
         """Count a message; what tells whether the other side can still come. None for one to oneself."""
         if self._lookout is None or other == self._wire.member:
             return None
@@ -224,9 +224,9 @@ class Mailbox:
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[Any]], bool] = lambda handle: False,
-        lookout: tuple[Lookout, Want] | None = None,
+        vigil: tuple[Vigil, Want] | None = None,
     ) -> Handle[T]:
-        handle = _MessageHandle(finish, deliver, cancel, lookout)
+        handle = _MessageHandle(finish, deliver, cancel, vigil)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
     from exogym_core.communicator.gloo.sealed_store import SealedStore
 
-__all__ = ["Lookout", "in_thread"]
+__all__ = ["Vigil", "in_thread"]
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class _Wait(NamedTuple):
     since: float
 
 
-class Lookout:
+class Vigil:
     """One rank's, of the thread that makes it.
 
     Args:
@@ -67,7 +67,7 @@ class Lookout:
         self._ended = threading.Event()
         self._store: SealedStore | None = None
         self._main = threading.get_ident()
-        self._thread = threading.Thread(target=self._look_out, name="lookout", daemon=True)
+        self._thread = threading.Thread(target=self._look_out, name="vigil", daemon=True)
         self._thread.start()
 
     def wait(self, want: Want, call: Callable[[], T]) -> T:
