@@ -9,6 +9,8 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal
+from netsim.fluid.recorder import Span
+from netsim.ranks.requests import Call, Key, Post
 from netsim.tools.chakra import ExecutionTraces
 
 if TYPE_CHECKING:
@@ -59,3 +61,26 @@ def test_a_trace_has_what_was_computed_and_sent_and_what_waited_for_what(tmp_pat
     assert attributes(sent)["comm_dst"] == 1
     assert [node.name for node in read[1][1]][-1] == "recv"
     assert attributes(barrier)["comm_type"] == 9
+
+
+def test_communication_has_its_durations(tmp_path: Path) -> None:
+    """From the post to the end; of two calls that begin together each has its own, whichever ends first."""
+    now = [1.0]
+    traces = ExecutionTraces(1, now=lambda: now[0])
+    calls = [("all_reduce", 8), ("all_reduce", 4), ("all_reduce", 4), ("barrier", 0), ("all_reduce", 4)]
+    for number, (op, num_bytes) in enumerate(calls):
+        now[0] = 1.0 if number < 2 else float(number)
+        traces.take(0, Post(Key(0, number), 0, Call(op, (0, 1), num_bytes)))
+    spans = [
+        Span(0, "communication", "all_reduce", 1.0, 1.25, 4),
+        Span(0, "communication", "all_reduce", 1.0, 3.0, 8),
+        Span(0, "wait", "barrier", 3.0, 9.0),
+        Span(0, "communication", "all_reduce", 4.0, 4.125, 4),
+        Span(0, "communication", "barrier", 3.0, 3.5, 0),
+        Span(1, "communication", "barrier", 3.0, 7.0, 0),
+    ]
+    traces.add_times(spans)
+    traces.write(tmp_path)
+    _, nodes = chakra_schema.read((tmp_path / "chakra.0.et").read_bytes())
+    durations = [node.duration_micros for node in nodes]
+    assert durations == [2_000_000, 250_000, 0, 500_000, 125_000], "the third has ended undone"

@@ -21,6 +21,7 @@ from exogym_core.torch_backend.registration import register
 from exogym_core.torch_backend.replacement import replace_backends
 from exogym_core.torch_backend.report import Exposure, ProgramReport, report_of
 from exogym_core.torch_backend.session import ComputeClock, attach
+from netsim.fluid.recorder import Recorder
 from netsim.tools.chakra import ExecutionTraces
 from netsim.tools.trace import tracing
 
@@ -85,7 +86,14 @@ def run_program(
     """
     world = World.build(num_ranks, topology, placement, protocol, collectives)
     exposure, sent = Exposure(num_ranks), SentBytes()
-    traces = ExecutionTraces(num_ranks) if chakra is not None else None
+    recorder: Recorder | None = None
+
+    def now() -> float:
+        assert recorder is not None
+        assert recorder.network is not None
+        return float(recorder.network.env.now)
+
+    traces = ExecutionTraces(num_ranks, now) if chakra is not None else None
     with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
         store = os.path.join(folder, "store")
 
@@ -99,7 +107,8 @@ def run_program(
 
         # Programs of others may well compute for long between two calls.
         warnings.filterwarnings("ignore", message=".* sends nothing: ")
-        with tracing(trace, world.hosts, warn) as recorder:
+        with tracing(trace, world.hosts, warn) as kept:
+            recorder = kept if kept is not None or traces is None else Recorder()
             run = run_in_processes(
                 world,
                 body,
@@ -112,7 +121,8 @@ def run_program(
                 recorder=recorder,
                 alone=True,
             )
-    if traces is not None and chakra is not None:
+    if traces is not None and chakra is not None and recorder is not None:
+        traces.add_times([*recorder.spans, *recorder.unfinished_spans()])
         traces.write(chakra)
     return report_of(run, exposure, sent)
 

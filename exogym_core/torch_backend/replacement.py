@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.torch_backend.private import name_group, wrap_group_maker
@@ -22,6 +23,8 @@ def replace_backends(names: Sequence[str]) -> None:
     """
     if not names:
         return
+    # c10d looks for nccl's default time-out before it comes to what makes groups.
+    warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl backend")
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def made(*arguments: Any, **options: Any) -> Any:

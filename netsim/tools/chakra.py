@@ -7,13 +7,17 @@ schema/protobuf/et_def.proto (https://github.com/mlcommons/chakra), whose few me
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from netsim.ranks.requests import Advance, Await, Call, Key, Post, Wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from netsim.fluid.recorder import Span
     from netsim.ranks.requests import Request
 
 __all__ = ["ExecutionTraces"]
@@ -41,10 +45,12 @@ class ExecutionTraces:
 
     Args:
         num_ranks: how many ranks there are.
+        now: the time on their clock; needed for durations of communication.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, now: Callable[[], float] = lambda: math.nan) -> None:
         self._ranks = [_RankTrace() for _ in range(num_ranks)]
+        self._now = now
 
     def take(self, rank: int, request: Request) -> None:
         """A rank has requested this."""
@@ -53,9 +59,24 @@ class ExecutionTraces:
             case Advance():
                 trace.compute(request.seconds)
             case Post():
-                trace.communicate(request.key, request.member, request.call)
+                trace.communicate(request.key, request.member, request.call, self._now())
             case Wait() | Await():
                 trace.wait(request.key)
+
+    def add_times(self, spans: Iterable[Span]) -> None:
+        """Say of communication how long it took its rank: from its post until it was over, late members included.
+
+        What has ended undone has no duration.
+
+        Args:
+            spans: what ranks did, from a `netsim.fluid.recorder.Recorder`.
+        """
+        of_rank: defaultdict[int, list[Span]] = defaultdict(list)
+        for span in spans:
+            if span.kind == "communication":
+                of_rank[span.rank].append(span)
+        for rank, trace in enumerate(self._ranks):
+            trace.add_times(of_rank[rank])
 
     def write(self, folder: Path, name: str = "chakra") -> None:
         """Write `name`.RANK.et for every rank."""
@@ -70,6 +91,7 @@ class _RankTrace:
         self._waited: list[int] = []  # nodes that what follows needs
         self._posted: dict[Key, int] = {}  # not waited for yet
         self._groups: dict[object, int] = {}
+        self._calls: list[tuple[int, str, float, int]] = []  # node, op, when it was posted, and bytes
 
     def compute(self, seconds: float) -> None:
         micros = round(seconds * 1e6)
@@ -78,7 +100,7 @@ class _RankTrace:
             self._computed = self._node("compute", _COMPUTE, timing + _attribute("is_cpu_op", flag=False))
             self._waited = []
 
-    def communicate(self, key: Key, member: int, call: Call) -> None:
+    def communicate(self, key: Key, member: int, call: Call, now: float) -> None:
         size = _attribute("comm_size", number=call.num_bytes)
         if call.op == "sendrecv":
             src, dst = call.ranks
@@ -93,7 +115,22 @@ class _RankTrace:
                 + _attribute("comm_type", number=_COLLECTIVES[call.op])
                 + _attribute("pg_name", text=str(group))
             )
-        self._posted[key] = self._node(name, kind, rest + _attribute("is_cpu_op", flag=False))
+        node = self._posted[key] = self._node(name, kind, rest + _attribute("is_cpu_op", flag=False))
+        self._calls.append((node, call.op, now, call.num_bytes))
+
+    def add_times(self, spans: list[Span]) -> None:
+        """A span begins when its call is posted; of those that begin together, bytes tell which is whose."""
+        beginning: defaultdict[tuple[str, float], list[Span]] = defaultdict(list)
+        for span in spans:
+            beginning[span.name, span.begin_seconds].append(span)
+        for node, op, posted_at, num_bytes in self._calls:
+            together = beginning[op, posted_at]
+            if together:
+                span = next((each for each in together if each.num_bytes == num_bytes), together[0])
+                together.remove(span)
+                micros = round((span.end_seconds - span.begin_seconds) * 1e6)
+                self._messages[node] += _number(7, micros)
+        self._calls.clear()
 
     def wait(self, key: Key) -> None:
         node = self._posted.pop(key, None)

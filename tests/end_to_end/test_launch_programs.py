@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chakra_schema
 import pytest
 import torch
 
+import exogym_core
 from exogym_core.torch_backend.joining import connect
 from netsim.files.errors import InputError
 
@@ -55,7 +57,7 @@ def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
     code, out, err = launch("-n", "4", "--compute", "marks", script, "netsim")
     assert code == 0, err
     told = [dict(FEATURES.findall(text)) for text in (real.stdout, out)]
-    assert len(told[0]) == 12, real.stderr
+    assert len(told[0]) == 17, real.stderr
     expected = {name: pytest.approx(float(value), rel=1e-4) for name, value in told[0].items()}
     assert {name: float(value) for name, value in told[1].items()} == expected
 
@@ -113,6 +115,47 @@ def test_what_computing_costs(compute: str, tmp_path: Path) -> None:
         assert computed == pytest.approx(0.5, abs=1e-8)
     else:
         assert computed > 0.5
+
+
+def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
+    """It is __main__ with its own arguments and torchrun's variables, and its nccl is ours; nothing is said."""
+    (tmp_path / "trainmod.py").write_text(
+        "import os, sys, torch, torch.distributed as dist, exogym_core\n"
+        "dist.init_process_group('nccl')\n"
+        "dist.all_reduce(tensor := torch.ones(1000))\n"
+        "exogym_core.advance(0.5 * dist.get_rank())\n"
+        "if dist.get_rank():\n"
+        "    print(sys.argv[1:], __name__, *(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))\n"
+        "    print(dist.get_backend(), tensor[0].item())\n"
+    )
+    options = ["--nproc-per-node", "2", "--topology", "two-datacenters", "--compute", "marks"]
+    command = [
+        sys.executable,
+        "-m",
+        "exogym_core",
+        "launch",
+        *options,
+        "--replace-backend",
+        "gloo,nccl",
+        "--out",
+        "run",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(exogym_core.__file__).parent.parent)}
+    done = subprocess.run(
+        [*command, "--trace", "-m", "trainmod", "--lr", "0.1"],
+        capture_output=True, text=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:2] == ["['--lr', '0.1'] __main__ 1 1 2", "nccl 2.0"]
+    assert sorted(file.name for file in (tmp_path / "run").glob("[!.]*")) == ["launch.json", "trace.json.gz"]
+    told = json.loads((tmp_path / "run" / "launch.json").read_text())
+    assert told["slowest_rank"] == 1
+    assert [place[:2] for place in told["exposed_seconds"]] == [["trainmod.py:3", "all_reduce"]]
+    waited = told["exposed_seconds"][0][2]
+    assert told["virtual_seconds"] == pytest.approx(waited + 0.5, abs=1e-8)
+    assert told["compute_utilisation"] == pytest.approx(0.25 / told["virtual_seconds"])
+    assert sum(told["bytes_sent"]) == told["wan_bytes"] == 8000
+    assert set(told["link_bytes"].values()) == {4000.0}
 
 
 def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> None:
@@ -190,6 +233,9 @@ def test_a_program_that_survives_a_crash_goes_on_without_the_crashed_host(tmp_pa
         for step, ending in enumerate(endings)
     ]
     assert sorted(file.name for file in out.glob("*.et")) == [f"chakra.{rank}.et" for rank in range(3)]
+    _, nodes = chakra_schema.read((out / "chakra.0.et").read_bytes())
+    micros = [node.duration_micros for node in nodes if node.name == "all_reduce"]
+    assert [number > 0 for number in micros] == [True, True, False, True], "the third was never over"
 
 
 def failing(tmp_path: Path, text: str) -> str:
@@ -213,8 +259,19 @@ def failing(tmp_path: Path, text: str) -> str:
             "raise KeyError('oops') if dist.get_rank() else dist.barrier()",
             "rank 1 failed at program.py:3: KeyError",
         ),
+        (
+            "x, rank = torch.ones(2), dist.get_rank()\n"
+            "dist.broadcast(x, 0) if rank else dist.all_reduce(x)\n"
+            "dist.all_reduce(x) if rank else dist.broadcast(x, 0)",
+            "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:4; "
+            "rank 1 called broadcast(float32[2], root=0) at program.py:4",
+        ),
+        (
+            "import os, signal\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
+            "the process of rank 1 ended: killed by signal 9 (SIGKILL)",
+        ),
     ],
-    ids=["mismatch", "deadlock", "exception"],
+    ids=["mismatch", "deadlock", "exception", "swapped", "dead"],
 )
 def test_what_goes_wrong_is_told_with_the_scripts_line(text: str, told: str, tmp_path: Path) -> None:
     code, _, err = launch("-n", "2", "--compute", "marks", failing(tmp_path, text))

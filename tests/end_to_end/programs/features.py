@@ -11,7 +11,16 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -80,20 +89,30 @@ tell("dtensor", float((sharded @ sharded.T).full_tensor().sum()))
 net = parallelize_module(model(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 tell("tensor_parallel", float(net(torch.ones(2, 8)).sum()))
 
-torch.manual_seed(0)
-stages = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(size)]
-stage = PipelineStage(stages[rank], rank, size, torch.device("cpu"))
-schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: ((out - target) ** 2).mean())
-losses: list[torch.Tensor] = []
-if rank == 0:
-    schedule.step(torch.ones(4, 8))
-elif rank == size - 1:
-    schedule.step(target=torch.zeros(4, 8), losses=losses)
-else:
-    schedule.step()
-end = torch.stack(losses).mean() if losses else torch.zeros(())
-dist.broadcast(end, size - 1)
-tell("pipeline", float(end) * 1000)
+for kind in (
+    ScheduleGPipe,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+):
+    torch.manual_seed(0)
+    is_single = issubclass(kind, PipelineScheduleSingle)
+    parts = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(size if is_single else 2 * size)]
+    second = 2 * size - 1 - rank if kind is ScheduleZBVZeroBubble else size + rank
+    mine = [rank] if is_single else [rank, second]
+    stages = [PipelineStage(parts[index], index, len(parts), torch.device("cpu")) for index in mine]
+    made = kind(
+        stages[0] if is_single else stages, 8, loss_fn=lambda out, target: ((out - target) ** 2).mean()
+    )
+    losses: list[torch.Tensor] = []
+    last = {"target": torch.zeros(16, 8), "losses": losses} if len(parts) - 1 in mine else {}
+    made.step(*([torch.ones(16, 8)] if rank == 0 else []), **last)
+    grads = sum(float(each.grad.detach().abs().sum()) for index in mine for each in parts[index].parameters())
+    sums = torch.tensor([grads, float(torch.stack(losses).detach().mean()) if losses else 0.0])
+    dist.all_reduce(sums)
+    tell(kind.__name__, float(sums[0]) + 1000 * float(sums[1]))
 
 folder = [tempfile.mkdtemp() if rank == 0 else ""]
 dist.broadcast_object_list(folder)
