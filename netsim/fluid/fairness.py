@@ -5,10 +5,10 @@ the route is full, or the transfer's own cap is reached. What is stopped keeps i
 The result is the one allocation in which nobody can get more without taking it from somebody who has less
 (per weight): D. Bertsekas and R. Gallager, Data Networks, 2nd ed., section 6.5.2.
 
-`fill` is where this is done, from dictionaries; arrays of all transfers, in rounds or compiled, took as long or longer
-wherever a simulation asked. What changes make of rates is settled in `shares.py`, which hands it the links that a
-change can reach. The compiled event loop has both in records of its own (`compiled_rates.py`): whole runs take 8 to
-36 times as long without (benchmarks/network.py).
+`fill` is where this is done, from dictionaries. Arrays of all transfers filled in rounds are up to 1.4 times as fast
+where thousands are in flight, and no faster elsewhere; the same lines compiled lose what they gain on the way there.
+What changes make of rates is settled in `shares.py`, which hands it the links that a change can reach. The compiled
+event loop has both in records of its own (`compiled_rates.py`): whole runs take 8 to 36 times as long without.
 """
 
 from __future__ import annotations
