@@ -16,7 +16,7 @@ from exogym_core.app.cli import main
 from exogym_core.app.experiment import Experiment
 from exogym_core.app.planned import Request
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.measure import Setting, measure
+from exogym_core.planning.measure import Measured, Setting, measure
 from exogym_core.planning.models import PLANNED_MODELS, SequenceModel, planned_model
 from exogym_core.planning.plan import plan
 from exogym_core.planning.rhythm import rhythm
@@ -154,12 +154,47 @@ def test_one_rank_stands_for_all_where_all_do_the_same(
     assert rhythm(build_strategy(name, **options), 4).are_ranks_alike is alike
 
 
-def test_a_strategy_that_computes_with_values_is_refused_in_one_line() -> None:
-    """AsyncDiLoCo's server reads how long a round took."""
-    with pytest.raises(
-        InputError, match=r"^plan: AsyncDiLoCo\w* computes with values.*run it on a small model\n"
-    ):
-        measure(build_strategy("AsyncDiLoCo", H=2), setting())
+SERVED = [
+    ("AsyncDiLoCo", {"H": 3}),
+    ("AsyncDiLoCo", {"H": 4, "dylu": True}),
+    ("HeLoCo", {"H": 3}),
+    ("HALoS", {"H": 2, "K": 3, "regions": 2}),
+    ("DecoupledDiLoCo", {"H": 4, "num_fragments": 2, "quorum": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), SERVED, ids=str)
+def test_strategies_with_servers_are_planned_as_they_train(name: str, options: dict[str, Any]) -> None:
+    """Workers of two speeds: the end of every round is that of a real run, servers, letters and all."""
+    network = json.loads(json.dumps(NETWORK))
+    network["hosts"] = {"far": {"device": "cpu-core"}}
+    network["links"] = [{"between": ["far", "b"], "bandwidth": "5 Mbit/s", "latency": "9 ms"}]
+    compute = {"fixed": "50 ms", "stragglers": {"fraction": 0.4, "slowdown": 3}}
+    where = replace(setting(), topology=Topology.from_mapping(network), compute=Compute.parse(compute))
+    measured = Measured(build_strategy(name, **options), replace(where, num_ranks=5, seed=4))
+    figures, plan_ = measured.figures, measured.plan
+    rounds = len(figures.round_seconds)
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
+    result = Trainer(Tiny(), data).fit(
+        strategy=build_strategy(name, **options),
+        num_nodes=5,
+        batch_size=2,
+        max_steps=rounds * plan_.steps_per_round,
+        topology=network,
+        compute=compute,
+        seed=4,
+        workers="threads",
+        disable_logging=True,
+        val_size=0,
+    )
+    rows = {row["step"]: row for row in result.fit_result.history}
+    for number, seconds in enumerate(figures.round_seconds, 1):
+        assert rows[number * plan_.steps_per_round]["virtual_seconds"] == pytest.approx(seconds, rel=1e-6)
+    assert plan_.tokens_per_second > rounds * plan_.steps_per_round * 5 * 2 * 4 / figures.round_seconds[-1]
+    assert (plan_.staleness is None) == (name == "DecoupledDiLoCo")
+    if plan_.staleness is not None:  # workers of equal speed would meet four others' displacements
+        assert 0 < plan_.staleness < 5
 
 
 def test_a_rank_that_stands_for_all_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.cost.compute import StepDurations
 from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
+from exogym_core.planning.pace import Pace, pace_apart, pace_together
 from exogym_core.planning.rank import draws_bytes
 from exogym_core.planning.rhythm import Rhythm, rhythm
-from exogym_core.planning.rounds import period_of, repeats_from
 from exogym_core.planning.simulated_rounds import RoundFigures, SimulatedRounds
+from exogym_core.training.servers import with_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.cost.compute import Compute
     from exogym_core.planning.models import SequenceModel
@@ -25,6 +25,7 @@ __all__ = ["Measured", "Plan", "Setting", "measure"]
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
+_ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _STEPS_WITHOUT_RHYTHM = 64
 _SECONDS_A_DAY = 86_400
 
@@ -95,8 +96,8 @@ class Plan:
         exposed_seconds_per_round: waiting without computing, mean over ranks.
         tokens_per_second: of all workers.
         days: to the budget of tokens, the first round included.
-        cost: dollars until then, for the workers' hours and for traffic that links charge (`egress`); None without a
-            price of hours.
+        cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
+            (`egress`); None where nothing has a price.
         cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
         bytes_per_worker: payload that leaves a worker a round, the largest worker's.
         payload_bytes: the encoded message of a round, once.
@@ -106,6 +107,8 @@ class Plan:
         memory_available: what the worker with least has on its devices; None: not known.
         fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
         steady: whether rounds were seen to repeat; else means over what was simulated.
+        staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
+            comes, in the mean; None without such a server.
         limit: what holds it up, and the cheapest remedy.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
         collectives: the algorithms that were used, by operation.
@@ -130,6 +133,7 @@ class Plan:
     memory_available: float | None
     fits: bool | None
     steady: bool
+    staleness: float | None = None
     limit: dict[str, Any] = field(default_factory=dict)
     expected_bytes: bool = False
     collectives: dict[str, list[str]] = field(default_factory=dict)
@@ -145,39 +149,49 @@ class Measured:
 
     Attributes:
         plan: what it needs.
+        figures: what was simulated.
         first_round_seconds: what its first round took.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting, label: str | None = None) -> None:
         name = label or type(strategy).__name__
-        coding, found = setting.compute.coding, rhythm(strategy, setting.num_ranks)
-        remarks = []
+        coding, num_ranks = setting.compute.coding, setting.num_ranks + strategy.num_servers
+        found = rhythm(strategy, num_ranks)
+        remarks: tuple[str, ...] = ()
         if found.period is None:
             found, num_rounds = Rhythm(_STEPS_WITHOUT_RHYTHM), 1
-            remarks.append(f"its steps have no rhythm: figures are means over its first {found.period} steps")
+            remarks = (f"its steps have no rhythm: figures are means over its first {found.period} steps",)
+        elif not strategy.is_synchronous:
+            num_rounds = _ROUNDS_APART
         else:
             num_rounds = _ROUNDS_OF_NEW_PEERS if found.are_peers_new else _ROUNDS
-        self._setting = setting
+        self._strategy = strategy
         self._rounds = SimulatedRounds(
             strategy,
             setting.model.model,
-            setting.num_ranks,
+            num_ranks,
             num_rounds,
             found,
-            [durations.seconds for durations in setting.durations()],
+            [*(durations.seconds for durations in setting.durations()), *[_no_time] * strategy.num_servers],
             collectives=setting.collectives,
             coding=coding if coding.speeds else None,
         )
-        simulated = self._simulated(setting)
-        self.first_round_seconds = simulated.round_seconds[0]
+        self.figures = figures = self._simulated(setting)
+        self.first_round_seconds = figures.round_seconds[0]
         assert found.period is not None
-        told = _told(name, setting, simulated, found.period, remarks, are_peers_new=found.are_peers_new)
+        if strategy.is_synchronous:
+            pace = pace_together(figures, are_peers_new=found.are_peers_new)
+        else:
+            pace = pace_apart(figures)
+        told = _told(name, setting, figures, found.period, pace._replace(remarks=(*remarks, *pace.remarks)))
         self.plan = replace(told, expected_bytes=draws_bytes(strategy))
 
     def _simulated(self, setting: Setting, num_rounds: int | None = None) -> RoundFigures:
         return self._rounds.on(
             setting.topology,
-            placement=setting.placement,
+            placement=with_servers(
+                setting.topology, setting.num_ranks, setting.placement, self._strategy.server_groups
+            ),
             protocol=setting.protocol,
             num_rounds=num_rounds,
         )
@@ -185,6 +199,10 @@ class Measured:
     def first_round_on(self, setting: Setting) -> float:
         """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
         return self._simulated(setting, 1).round_seconds[0]
+
+
+def _no_time(step: int) -> float:
+    return 0.0
 
 
 def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
@@ -198,95 +216,52 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
     return Measured(strategy, setting, label).plan
 
 
-def _told(
-    name: str,
-    setting: Setting,
-    simulated: RoundFigures,
-    period: int,
-    remarks: list[str],
-    *,
-    are_peers_new: bool,
-) -> Plan:
-    ends = [0.0, *simulated.round_seconds]
-    num_simulated = len(simulated.round_seconds)
-    rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
-    if are_peers_new:
-        rounds, span = _of_new_peers(rounds, simulated.peers, remarks)
-    first = repeats_from(rounds)
-    steady = first is not None
-    if first is None:
-        first = 1 if len(rounds) > 1 else 0
-        if span == 1:
-            told = ", ".join(f"{seconds:.6g}" for seconds in rounds)
-            remarks.append(
-                f"no two rounds took equally long ({told} s): figures are means over what was simulated"
-            )
-    kept = rounds[-1:] if steady else rounds[first:]
-    a_round = sum(kept) / len(kept)
-    computing = [seconds / ends[-1] for seconds in simulated.compute_seconds]
-    computed = sum(computing) / len(computing) * ends[-1] / num_simulated  # mean seconds a round
+def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
+    num_rounds = len(figures.round_seconds)
     tokens_a_round = period * setting.num_ranks * setting.batch_size * setting.model.length
     days = cost = None
     cost_by: dict[str, float | None] = {}
     if setting.tokens is not None:
-        num_rounds = setting.tokens / tokens_a_round
-        cold = ends[first] - first * a_round if span == 1 and num_rounds >= first else 0.0
-        days = (num_rounds * a_round + cold) / _SECONDS_A_DAY
-        egress = setting.topology.egress_dollars(simulated.link_bytes) / num_simulated * num_rounds
+        rounds = setting.tokens / tokens_a_round
+        cold = pace.cold_seconds if rounds >= pace.num_cold else 0.0
+        days = (rounds * pace.seconds + cold) / _SECONDS_A_DAY
+        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
         hourly = setting.dollars_per_hour
         workers = None if hourly is None else days * 24 * hourly * setting.num_ranks
         cost_by = {"workers": workers, "egress": egress}
-        cost = None if workers is None else workers + egress
+        # Without a price of hours, what links charge is all that is known.
+        cost = egress if workers is None and egress else None if workers is None else workers + egress
     available = setting.memory_available()
+    from_servers = figures.server_wan_bytes / num_rounds
     return Plan(
         strategy=name,
-        seconds_per_step=a_round / period,
-        seconds_per_round=a_round,
+        seconds_per_step=pace.seconds / period,
+        seconds_per_round=pace.seconds,
         steps_per_round=period,
-        compute_utilisation=min(computed / a_round, 1.0) if a_round else 1.0,
-        exposed_seconds_per_round=max(a_round - computed, 0.0),
-        tokens_per_second=tokens_a_round / a_round if a_round else float("inf"),
+        compute_utilisation=pace.computing_seconds / pace.seconds if pace.seconds else 1.0,
+        exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
+        tokens_per_second=tokens_a_round / pace.seconds if pace.seconds else float("inf"),
         days=days,
         cost=cost,
         cost_by=cost_by,
-        bytes_per_worker=max(_a_round(simulated.bytes_sent, span)),
-        payload_bytes=max(_a_round(simulated.payload_bytes, span)),
-        wan_bytes=sum(_a_round(simulated.wan_bytes, span)),
-        memory_per_worker=simulated.memory["total"],
-        memory=simulated.memory,
+        bytes_per_worker=max(_a_round(figures.bytes_sent, pace.span)),
+        payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
+        wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
+        memory_per_worker=figures.memory["total"],
+        memory=figures.memory,
         memory_available=available,
-        fits=None if available is None else simulated.memory["total"] <= available,
-        steady=steady,
-        collectives=simulated.collectives,
-        remarks=tuple(remarks),
+        fits=None if available is None else figures.memory["total"] <= available,
+        steady=pace.steady,
+        staleness=sum(figures.staleness) / len(figures.staleness) if figures.staleness else None,
+        collectives=figures.collectives,
+        remarks=pace.remarks,
     )
-
-
-def _of_new_peers(rounds: list[float], peers: list[Hashable], remarks: list[str]) -> tuple[list[float], int]:
-    """Where ranks meet others every round: means over whole turns of whom they meet, and rounds a turn.
-
-    Without such turns there is one mean, over all rounds but the first.
-    """
-    turn = period_of(peers) if peers else None
-    if turn is None:
-        span = max(len(rounds) - 1, 1)
-        rest = rounds[-span:]
-        remarks.append(
-            f"whom ranks meet is drawn anew each round: figures are means over {span} rounds, the shortest "
-            f"{min(rest):.6g} s and the longest {max(rest):.6g} s"
-        )
-        return [sum(rest) / span] * 2, span
-    turns = [rounds[i : i + turn] for i in range(0, len(rounds) - turn + 1, turn)]
-    if turn > 1:
-        remarks.append(f"ranks meet others in turn: figures are means over the {turn} rounds of a turn")
-    return [sum(each) / turn for each in turns], turn
 
 
 def _a_round(counts: list[list[int]], span: int) -> list[float]:
     """What each rank sent in a round, on average over the last `span` rounds."""
-    found = []
-    for count in counts:
-        before = count[-1 - span] if len(count) > span else 0
-        sent = (count[-1] - before) / span
-        found.append(int(sent) if sent == int(sent) else sent)
-    return found
+    return [_whole((count[-1] - (count[-1 - span] if len(count) > span else 0)) / span) for count in counts]
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from exogym_core.cost.coding import Coding
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["PlannedRank", "choose_by_number", "draws_bytes", "quiet_schedules"]
+__all__ = ["PlannedRank", "PlannedServer", "choose_by_number", "draws_bytes", "quiet_schedules"]
 
 
 class PlannedRank:
@@ -62,6 +62,34 @@ class PlannedRank:
         """From now on the first `number` optimizers' steps do nothing: without values there is nothing to compute."""
         for optimizer in self.strategy.optimizers[:number]:
             optimizer.step = _nothing  # type: ignore[method-assign,assignment]
+
+
+class PlannedServer:
+    """A server of a plan: it takes in and answers as in training, without its arithmetic.
+
+    Attributes:
+        staleness: of each displacement of a worker, how many others the server has taken in since that worker had its
+            parameters.
+    """
+
+    def __init__(self, comm: Communicator, model: nn.Module, strategy: Strategy) -> None:
+        self.staleness: list[int] = []
+        self._strategy = strategy
+        self._answered: dict[int, int] = {}
+        strategy.setup(model, comm, 1, 0)
+        for name in getattr(strategy, "arithmetic", ()):
+            setattr(strategy, name, self._arrived if name == "arrived" else _nothing)
+
+    def run(self) -> None:
+        """Until no worker sends anything any more."""
+        self._strategy.serve(_nothing)
+        self._strategy.finish()
+
+    def _arrived(self, source: int, *_: object) -> None:
+        arrived: int = self._strategy.judged_version
+        if source < self._strategy.num_nodes:
+            self.staleness.append(arrived - self._answered.get(source, 0))
+        self._answered[source] = arrived + 1
 
 
 def _nothing(*_: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from exogym_core.planning.rank import PlannedRank, choose_by_number, quiet_schedules
+from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
 from exogym_core.planning.rounds import period_of
 from exogym_core.ranks.recorded import record
 from netsim.files.errors import InputError, NetsimError, RankError
@@ -51,6 +51,10 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
 
     Every whole number among its options that is not a size may be the length of a round, so at least three times the
     largest is looked at. A strategy that does not repeat itself within thousands of steps has no rhythm.
+
+    Args:
+        strategy: not set up.
+        num_ranks: workers and servers.
     """
     candidates = [4]
     for name, value in strategy.arguments.items():
@@ -67,8 +71,12 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
             quiet = [False] * period
             for step in range(start, len(sizes)):
                 quiet[step % period] = sizes[step] == 0
-            # Fragments that are alike in a tiny model need not be so in others: a whole round is the option.
-            whole = max((count for count in candidates[1:] if count and count % period == 0), default=period)
+            whole = period
+            if strategy.is_synchronous or any("fragments" in name for name in strategy.arguments):
+                # Fragments that are alike in a tiny model need not be so in others: a whole round is the option.
+                whole = max(
+                    (count for count in candidates[1:] if count and count % period == 0), default=period
+                )
             alike = _are_alike(strategy, ranks, whole)
             if not alike and whole * _ROUNDS_OF_PEERS > length:  # few who draw lots may draw the same again
                 _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
@@ -117,13 +125,15 @@ def _recorded(
         with torch.device("meta"):
             own = model(_num_layers(strategy))
         mine = copy.deepcopy(strategy)
+        if comm.rank >= num_ranks - mine.num_servers:
+            return PlannedServer(comm, own, mine).run()
         choose_by_number(mine)
         runner = PlannedRank(comm, own, mine, computing, length)
         runner.still_optimizers()
         for step in range(length):
             runner.step(step)
             comm.mark({"payload_bytes": comm.traffic.payload_bytes})
-        mine.finish()  # what is in flight comes to its end
+        return mine.finish()  # what is in flight comes to its end
 
     with quiet_schedules():
         try:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.memory import worker_memory
-from exogym_core.planning.rank import PlannedRank, choose_by_number, quiet_schedules
+from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
 from exogym_core.ranks.recorded import record, record_alone
 from exogym_core.ranks.run import run_ranks
 from netsim.files.errors import InputError
@@ -45,6 +45,9 @@ class RoundFigures:
         collectives: the algorithms that were used, by operation.
         link_bytes: payload that crossed each link, over all of them.
         peers: whom ranks met in each round.
+        rank_ends: virtual time at which each worker was through with each round: [rank][round].
+        staleness: of what servers took in, see `PlannedServer`.
+        server_wan_bytes: payload that servers sent to other regions.
     """
 
     round_seconds: list[float]
@@ -57,6 +60,9 @@ class RoundFigures:
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
     peers: list[Hashable] = field(default_factory=list)
+    rank_ends: list[list[float]] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+    server_wan_bytes: int = 0
 
 
 class SimulatedRounds:
@@ -65,7 +71,7 @@ class SimulatedRounds:
     Args:
         strategy: not set up; every rank that runs gets a copy.
         model: on the meta device.
-        num_ranks: ranks.
+        num_ranks: workers and servers.
         num_rounds: how many.
         rhythm: of the strategy; `period` is set.
         seconds: of computing by step, one function a rank.
@@ -90,6 +96,7 @@ class SimulatedRounds:
         self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
         self._seconds, self._collectives, self._coding = seconds, collectives, coding
         self._memory: dict[str, int] = {}
+        self._staleness: list[int] = []
         self._schedules: Any = None
         self._recording = self._record(rhythm)
 
@@ -104,8 +111,14 @@ class SimulatedRounds:
     def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         """One rank, from its first step to its last."""
         # With several busy steps a round their places may depend on the model, as those of fragments do.
-        skips = self._quiet.count(False) == 1
+        # Who serves or asks for the time counts steps of its own.
+        skips = self._quiet.count(False) == 1 and self._strategy.is_synchronous
         mine = copy.deepcopy(self._strategy)
+        if comm.rank >= self._num_ranks - mine.num_servers:
+            server = PlannedServer(comm, self._model, mine)
+            server.run()
+            self._staleness += server.staleness
+            return
         choose_by_number(mine)
         own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
         runner = PlannedRank(comm, own, mine, computing, self._num_rounds * self._period, self._coding)
@@ -165,6 +178,7 @@ class SimulatedRounds:
         self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None
     ) -> RunResult[None]:
         """By ranks that run as it is simulated."""
+        self._staleness.clear()
 
         def own(comm: Communicator) -> None:
             self._body(comm, partial(_advance, comm, self._seconds[comm.rank]))
@@ -183,20 +197,19 @@ class SimulatedRounds:
         if run.virtual_seconds is None:
             raise InputError("plan: a topology is needed")
         num_rounds = 1 + max(row.row["round"] for row in run.rows)
-        ends = [0.0] * num_rounds
-        bytes_sent, wan_bytes, payload = (
-            [[0] * num_rounds for _ in range(self._num_ranks)] for _ in range(3)
-        )
+        num_workers = self._num_ranks - self._strategy.num_servers
+        bytes_sent, wan_bytes, payload = ([[0] * num_rounds for _ in range(num_workers)] for _ in range(3))
+        rank_ends = [[0.0] * num_rounds for _ in range(num_workers)]
         for stamped in run.rows:
             row, number = stamped.row, stamped.row["round"]
-            ends[number] = max(ends[number], stamped.virtual_seconds)
+            rank_ends[stamped.rank][number] = stamped.virtual_seconds
             bytes_sent[stamped.rank][number] = row["bytes_sent"]
             wan_bytes[stamped.rank][number] = row["wan_bytes"]
             payload[stamped.rank][number] = row["payload_bytes"]
         return RoundFigures(
-            ends,
-            run.compute_seconds,
-            run.exposed_seconds,
+            [max(ends) for ends in zip(*rank_ends, strict=True)],
+            run.compute_seconds[:num_workers],
+            run.exposed_seconds[:num_workers],
             bytes_sent,
             wan_bytes,
             payload,
@@ -204,6 +217,9 @@ class SimulatedRounds:
             run.collectives,
             run.link_bytes,
             self._recording.peers() if self._recording is not None else [],
+            rank_ends,
+            list(self._staleness),
+            sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
         )
 
 

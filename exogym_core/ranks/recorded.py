@@ -64,7 +64,7 @@ class Recording:
         return [request.row for request in self.streams[rank] if isinstance(request, Mark)]
 
     def peers(self) -> list[Hashable]:
-        """Whom ranks call, from each of their marks to the next."""
+        """Whom ranks call, from each of their marks to the next; of ranks that mark at all (servers do not)."""
         columns = []
         for stream in self.streams:
             found: list[list[tuple[int, ...]]] = [[]]
@@ -73,7 +73,8 @@ class Recording:
                     found.append([])
                 elif isinstance(request, Post):
                     found[-1].append(request.call.ranks)
-            columns.append([tuple(calls) for calls in found[:-1]])
+            if len(found) > 1:
+                columns.append([tuple(calls) for calls in found[:-1]])
         return list(zip(*columns, strict=True))
 
     def play(

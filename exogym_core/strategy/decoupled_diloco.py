@@ -10,11 +10,12 @@ import torch
 from exogym_core.strategy.options.decoupled import DecoupledDiLoCoOptions
 from exogym_core.strategy.options.fragments import packed
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.letters import opened, sealed
 from exogym_core.strategy.parts.merging import embeddings_of, merged
 from exogym_core.strategy.served import ServedStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
 
@@ -46,6 +47,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
     """
 
     Options = DecoupledDiLoCoOptions
+    arithmetic = ("merge_in",)
     kept = (*ServedStrategy.kept, "_velocity", "_merged", "_since", "_pending", "_deadlines")
     options: DecoupledDiLoCoOptions
 
@@ -80,8 +82,9 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         if letters or leaving:
             theta = self._flat()
             for _, letter in letters:
-                p = int(letter[-1])
-                write_back(letter[:-1], self._of(p, self.phi))
+                merged_phi, (number,) = opened(letter, 1)
+                p = int(number)
+                write_back(merged_phi, self._of(p, self.phi))
                 for own, phi in zip(self._of(p, theta), self._of(p, self.phi), strict=True):
                     own.lerp_(phi, self.options.mix)
             if letters:
@@ -91,9 +94,9 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         super(ServedStrategy, self).step()
 
     def _send(self, p: int, theta: Tensor) -> None:
-        tail = torch.tensor([p, self.local_step // self.options.H, *self._since[p]], dtype=theta.dtype)
         displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
-        self.comm.put(torch.cat([displacement, tail]), self.server)
+        letter = sealed(displacement, p, self.local_step // self.options.H, *self._since[p])
+        self.comm.put(letter, self.server)
         self._since[p] = [0, 0]
 
     # --- the syncer ----------------------------------------------------------------------------------------
@@ -107,7 +110,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
                 break
             for source, letter in letters:
                 self._served += self.options.H / len(self.fragments)
-                p, round_number = int(letter[-_TAIL]), int(letter[1 - _TAIL])
+                p, round_number = map(int, opened(letter, _TAIL)[1][:2])
                 if round_number >= self._merged[p]:
                     self._pending.setdefault((p, round_number), {})[source] = letter
             self._merge_ready(is_over=not letters)
@@ -127,20 +130,23 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
             self._merge(*key)
 
     def _merge(self, p: int, round_number: int) -> None:
-        letters = self._pending[p, round_number]
-        told, sources = self.options, sorted(letters)
-        weights = [float(letters[source][-2] ** 2 / letters[source][-1]) for source in sources]
-        displacements = [unflatten(letters[source][:-_TAIL], self._of(p, self.phi)) for source in sources]
+        self.merge_in(p, self._pending[p, round_number])
+        self._merged[p], self.num_arrived = round_number + 1, self.num_arrived + 1
+        for key in [key for key in self._pending if key[0] == p and key[1] <= round_number]:
+            del self._pending[key]
+            self._deadlines.pop(key, None)
+        answer = sealed(flatten(self._of(p, self.phi)), p)
+        for learner in range(self.num_nodes):
+            self.comm.put(answer, learner, "merged")
+
+    def merge_in(self, p: int, letters: Mapping[int, Tensor]) -> None:
+        """A Nesterov step of fragment `p` along what learners have sent."""
+        told, read = self.options, [opened(letters[source], _TAIL) for source in sorted(letters)]
+        weights = [samples**2 / steps for _, (_, _, samples, steps) in read]
+        displacements = [unflatten(flat, self._of(p, self.phi)) for flat, _ in read]
         held = zip(self.fragments[p], self._of(p, self.phi), self._of(p, self._velocity), strict=True)
         for place, (index, phi, velocity) in enumerate(held):
             parts = [displacement[place] for displacement in displacements]
             step = merged(parts, weights, by_direction=index not in self._embeddings)
             velocity.mul_(told.outer_momentum).add_(step)
             phi.sub_(told.outer_lr * (step + told.outer_momentum * velocity))
-        self._merged[p], self.num_arrived = round_number + 1, self.num_arrived + 1
-        for key in [key for key in self._pending if key[0] == p and key[1] <= round_number]:
-            del self._pending[key]
-            self._deadlines.pop(key, None)
-        answer = torch.cat([flatten(self._of(p, self.phi)), torch.tensor([p], dtype=self.phi.dtype)])
-        for learner in range(self.num_nodes):
-            self.comm.put(answer, learner, "merged")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from exogym_core.strategy.options.halos import HALoSOptions
 from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
-from exogym_core.strategy.served import ServedStrategy
+from exogym_core.strategy.parts.letters import opened, sealed
+from exogym_core.strategy.served import ROUNDING_STEPS, ServedStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +76,7 @@ class HALoSStrategy(ServedStrategy):
         """The authors round dynamic local updates up."""
         if not self.options.dylu or not speed or not fastest:
             return self.options.H
-        return max(1, math.ceil(self.options.H * min(speed / fastest, 1.0)))
+        return max(1, math.ceil(self.options.H * min(speed / fastest, 1.0) - ROUNDING_STEPS))
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
         """One step of delayed Nesterov."""
@@ -91,7 +90,7 @@ class HALoSStrategy(ServedStrategy):
         while letters := self.comm.take(wait=math.inf):
             for source, letter in letters:
                 if source == self.comm.world_size - 1:
-                    self._merge(letter[:-1])
+                    self._merge(opened(letter, 1)[0])
                 else:
                     steps = self.take_in(source, letter)
                     self._steps, self._served = self._steps + steps, self._served + steps
@@ -106,15 +105,14 @@ class HALoSStrategy(ServedStrategy):
         """As every server; the global one answers into the box that regions read."""
         if not self._is_global:
             return super().take_in(source, letter)
-        steps = float(letter[-2])
-        self.arrived(source, letter[:-2], int(steps))
+        displacement, (steps, _) = opened(letter, 2)
+        self.arrived(source, displacement, int(steps))
         self.num_arrived += 1
-        self.comm.put(torch.cat([self.phi, torch.zeros(1)]), source)
+        self.comm.put(sealed(self.phi, 0.0), source)
         return steps
 
     def _send_up(self) -> None:
-        tail = torch.tensor([self._steps, 0.0])
-        self.comm.put(torch.cat([self._base - self.phi, tail]), self.comm.world_size - 1)
+        self.comm.put(sealed(self._base - self.phi, self._steps, 0.0), self.comm.world_size - 1)
         self._steps, self._awaits = 0.0, True
 
     def _merge(self, from_above: Tensor) -> None:

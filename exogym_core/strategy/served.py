@@ -13,6 +13,7 @@ from exogym_core.strategy.options.arguments import checked_options
 from exogym_core.strategy.options.served import ServedOptions
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.kept import kept_of, restore
+from exogym_core.strategy.parts.letters import opened, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
     from exogym_core.strategy.options.optim import OptimizerLike
 
-__all__ = ["ServedStrategy"]
+__all__ = ["ROUNDING_STEPS", "ServedStrategy"]
 
+#: Local steps that dynamic local updates forgive: speeds travel in fp32, and the fastest worker's is its own.
+ROUNDING_STEPS = 1e-4
 _TAIL = 2  # values behind the parameters: local steps, and their speed
 
 
@@ -37,12 +40,15 @@ class ServedStrategy(Strategy):
         phi: on a server its parameters, on a worker those that it began its round with; flat.
         num_arrived: displacements that the server has taken in.
         kept: names of the attributes that a checkpoint keeps: tensors, whatever has a state, and plain values.
+        arithmetic: names of a server's methods that change values and nothing else: plans, which have none, leave
+            them out.
     """
 
     num_servers = 1
     accepted_servers: tuple[int, float] = (1, 1)
     is_synchronous = False
     judged = "server"
+    arithmetic: tuple[str, ...] = ("arrived",)
     kept: tuple[str, ...] = ("phi", "num_arrived", "_fastest")
     kept += ("_round_steps", "_steps_left", "_round_began", "_served")
     Options: type[ServedOptions] = ServedOptions
@@ -86,12 +92,10 @@ class ServedStrategy(Strategy):
         passed = now - self._round_began
         speed = self._round_steps / passed if passed > 0 else 0.0
         displacement = self.phi - self._flat()
-        tail = torch.tensor([float(self._round_steps), speed])
-        self.comm.put(torch.cat([displacement, tail]), self.server)
+        self.comm.put(sealed(displacement, self._round_steps, speed), self.server)
         answers = self.comm.take("answers", wait=math.inf)
         if answers:
-            answer = answers[-1][1]
-            self.phi, fastest = answer[:-1], float(answer[-1])
+            self.phi, (fastest,) = opened(answers[-1][1], 1)
             write_back(self.phi, self.trainable)
             self._round_steps = self._next_steps(speed, fastest)
         self._steps_left = self._round_steps
@@ -100,7 +104,7 @@ class ServedStrategy(Strategy):
     def _next_steps(self, speed: float, fastest: float) -> int:
         if not self.options.dylu or not speed or not fastest:
             return self.options.H
-        return max(1, math.floor(self.options.H * min(speed / fastest, 1.0)))
+        return max(1, math.floor(self.options.H * min(speed / fastest, 1.0) + ROUNDING_STEPS))
 
     # --- the server ----------------------------------------------------------------------------------------
 
@@ -113,12 +117,12 @@ class ServedStrategy(Strategy):
 
     def take_in(self, source: int, letter: Tensor) -> float:
         """Apply one worker's displacement and answer; returns the local steps behind it."""
-        displacement, (steps, speed) = letter[:-_TAIL], letter[-_TAIL:].tolist()
+        displacement, (steps, speed) = opened(letter, _TAIL)
         self._fastest[source] = speed
         self.arrived(source, displacement, int(steps))
         self.num_arrived += 1
-        self.comm.put(torch.cat([self.phi, torch.tensor([max(self._fastest.values())])]), source, "answers")
-        return float(steps)
+        self.comm.put(sealed(self.phi, max(self._fastest.values())), source, "answers")
+        return steps
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
         """Take in a displacement, flat and fp32: change `self.phi`."""

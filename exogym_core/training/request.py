@@ -22,6 +22,7 @@ from exogym_core.results.loggers import X_AXES
 from exogym_core.strategy.base import Strategy
 from exogym_core.training.evaluation import PRECISIONS
 from exogym_core.training.options import OPTIONS, TIMED, RunOptions, whole_number
+from exogym_core.training.servers import with_servers
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
 from netsim.topology.weather import random_crashes
@@ -124,14 +125,9 @@ class FitRequest(RunOptions):
 
     def _place_servers(self) -> None:
         """Workers as without servers, and each kind of servers spread likewise."""
-        if self.topology is None or not self.strategy.num_servers:
-            return
-        if self.placement is not None and len(self.placement) == self.num_ranks:
-            return
-        hosts = list(self.topology.place(self.num_nodes, self.placement))
-        for number in self.strategy.server_groups:
-            hosts += self.topology.place(number)
-        self.placement = [self.topology.hosts[host].name for host in hosts]
+        if self.topology is not None:
+            groups = self.strategy.server_groups
+            self.placement = with_servers(self.topology, self.num_nodes, self.placement, groups)
 
     def _settle_failures(self) -> None:
         """Add the crashes of workers' hosts to the topology's weather."""
