@@ -22,7 +22,10 @@ from exogym_core.planning.plan import plan
 from exogym_core.planning.rhythm import rhythm
 from exogym_core.planning.rounds import period_of, repeats_from
 from exogym_core.planning.sweep import break_even, grid
+from exogym_core.ranks.recorded import record_kinds
 from exogym_core.strategy import build_strategy
+from exogym_core.strategy.parts.average import average_flat
+from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.documents import Document
 from netsim.files.errors import InputError
 from netsim.topology.topology import Topology
@@ -135,23 +138,23 @@ def test_ranks_that_meet_others_are_played_through_a_turn(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "alike"),
+    ("name", "options", "alone"),
     [
         ("AllReduce", {}, True),
         ("StreamingDiLoCo", {"H": 3}, True),
         ("CoCoDC", {"H": 4, "tau": 1, "num_fragments": 2}, True),  # without values fragments take turns
-        ("DiLoCo", {"H": 3, "codec": "int8"}, False),  # of parts that are encoded one is the smallest
+        ("DiLoCo", {"H": 3, "codec": "int8"}, True),  # though of parts that are encoded some are smaller
         ("DiLoCo", {"H": 3, "ranks_per_worker": 2}, False),
         ("NoLoCo", {"H": 2}, False),
         ("ADPSGD", {}, False),  # what it does depends on what has come
     ],
     ids=str,
 )
-def test_one_rank_stands_for_all_where_all_do_the_same(
-    name: str, options: dict[str, Any], alike: bool
+def test_one_rank_of_a_kind_stands_for_all_where_none_goes_by_what_others_send(
+    name: str, options: dict[str, Any], alone: bool
 ) -> None:
     """What ranks request tells whether they differ; nothing is declared."""
-    assert rhythm(build_strategy(name, **options), 4).are_ranks_alike is alike
+    assert rhythm(build_strategy(name, **options), 4).goes_alone is alone
 
 
 SERVED = [
@@ -197,12 +200,18 @@ def test_strategies_with_servers_are_planned_as_they_train(name: str, options: d
         assert 0 < plan_.staleness < 5
 
 
-def test_a_rank_that_stands_for_all_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running every rank gives the same plan."""
-    strategy = build_strategy("StreamingDiLoCo", H=6, num_fragments=2)
-    assert rhythm(strategy, 4).are_ranks_alike
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("StreamingDiLoCo", {"H": 6, "num_fragments": 2}), ("DiLoCo", {"H": 2, "codec": "int8"})],
+)
+def test_a_rank_that_stands_for_others_changes_nothing(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running every rank gives the same plan, also where four ranks encode parts of two sizes."""
+    strategy = build_strategy(name, **options)
+    assert rhythm(strategy, 4).goes_alone
     alone = measure(strategy, setting())
-    monkeypatch.setattr("exogym_core.planning.rhythm._are_alike", lambda *_: False)
+    monkeypatch.setattr("exogym_core.planning.rhythm._goes_alone", lambda *_: False)
     assert measure(strategy, setting()) == alone
 
 
@@ -232,6 +241,21 @@ def test_a_long_ring_under_tcp_is_reckoned_from_its_first_steps(monkeypatch: pyt
     whole = measure(build_strategy("DiLoCo", H=2), where)
     assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=1e-3)
     assert reckoned.cost_by == pytest.approx(whole.cost_by)
+
+
+def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
+    """Of 300 ranks that encode 300 parts a dozen run, the two kinds meet where the parts' sizes change."""
+    ran: list[int] = []
+
+    def body(comm: Any, computing: Any) -> None:
+        ran.append(comm.rank)
+        flat = torch.empty(1000, device="meta")
+        average_flat(comm, flat, codec_named("int8"))
+        comm.mark({})
+
+    made = record_kinds(body, 300)
+    assert len(ran) < 15
+    assert made.kinds == [0] * 100 + [1] * 200
 
 
 def test_an_optimizer_steps_on_one_parameter_of_each_shape() -> None:

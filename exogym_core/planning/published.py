@@ -109,7 +109,7 @@ def _round(
         _Matrices(shapes),
         num_ranks,
         2,
-        Rhythm(1, (False,), are_ranks_alike=True),
+        Rhythm(1, (False,), goes_alone=True),
         [_no_time] * num_ranks,
     )
     simulated = rounds.on(topology, placement=placement)

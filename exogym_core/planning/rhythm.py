@@ -11,14 +11,14 @@ from torch import nn
 
 from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
 from exogym_core.planning.rounds import period_of
-from exogym_core.ranks.recorded import record
+from exogym_core.ranks.recorded import goes_alone, record
 from netsim.files.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.ranks.recorded import Recording
+    from exogym_core.ranks.recorded import Body, Recording
     from exogym_core.strategy.base import Strategy
 
 __all__ = ["Rhythm", "rhythm"]
@@ -37,13 +37,13 @@ class Rhythm(NamedTuple):
         period: steps a round; None: it never repeats itself.
         quiet: whether each step of a round sends nothing.
         are_peers_new: ranks meet others in other rounds.
-        are_ranks_alike: every rank does the same, so one can stand for all.
+        goes_alone: what a rank requests does not depend on what others send, so one of a kind can stand for all.
     """
 
     period: int | None
     quiet: tuple[bool, ...] = ()
     are_peers_new: bool = False
-    are_ranks_alike: bool = False
+    goes_alone: bool = False
 
 
 def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
@@ -77,11 +77,11 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
                 whole = max(
                     (count for count in candidates[1:] if count and count % period == 0), default=period
                 )
-            alike = _are_alike(strategy, ranks, whole)
-            if not alike and whole * _ROUNDS_OF_PEERS > length:  # few who draw lots may draw the same again
+            alone = _goes_alone(strategy, ranks, whole)
+            if not alone and whole * _ROUNDS_OF_PEERS > length:  # few who draw lots may draw the same again
                 _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
             are_new = any(peers[i] != peers[i + whole] for i in range(whole, len(peers) - whole))
-            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alike)
+            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone)
         if asks:  # without a network it has no rhythm, however long one looks
             break
         length *= 3
@@ -116,9 +116,7 @@ def _num_layers(strategy: Strategy) -> int:
     return max(_TRIAL_LAYERS, *fragments, 0)
 
 
-def _recorded(
-    strategy: Strategy, num_ranks: int, length: int, model: Callable[[int], nn.Module]
-) -> Recording:
+def _body(strategy: Strategy, num_ranks: int, length: int, model: Callable[[int], nn.Module]) -> Body:
     """Some steps on a model without layers of note; each is marked with the payload sent so far."""
 
     def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
@@ -135,6 +133,10 @@ def _recorded(
             comm.mark({"payload_bytes": comm.traffic.payload_bytes})
         return mine.finish()  # what is in flight comes to its end
 
+    return body
+
+
+def _recorded(strategy: Strategy, body: Body, num_ranks: int) -> Recording:
     with quiet_schedules():
         try:
             return record(body, num_ranks)
@@ -148,13 +150,15 @@ def _recorded(
 
 def _trial(strategy: Strategy, num_ranks: int, length: int) -> tuple[list[int], list[Hashable], bool]:
     """Payload bytes of rank 0 in each of `length` steps, whom all ranks call, and whether they ask for the time."""
-    made = _recorded(strategy, num_ranks, length, _tiny)
+    made = _recorded(strategy, _body(strategy, num_ranks, length, _tiny), num_ranks)
     sent = [0, *(row["payload_bytes"] for row in made.rows(0))]
     sizes = [later - earlier for earlier, later in pairwise(sent)]
     return sizes, made.peers(), made.asks_for_time
 
 
-def _are_alike(strategy: Strategy, num_ranks: int, length: int) -> bool:
-    """Whether ranks do the same for a round and a step, on a model with layers that differ."""
-    made = _recorded(strategy, num_ranks, length + 1, _unlike)
-    return made.ranks_are_alike and not made.asks_for_time
+def _goes_alone(strategy: Strategy, num_ranks: int, length: int) -> bool:
+    """Whether no rank goes by what others send, seen over a round and a step, on a model with layers that differ."""
+    body = _body(strategy, num_ranks, length + 1, _unlike)
+    made = _recorded(strategy, body, num_ranks)
+    with quiet_schedules():
+        return goes_alone(made, body)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.memory import worker_memory
 from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
-from exogym_core.ranks.recorded import record, record_alone
+from exogym_core.ranks.recorded import record, record_kinds
 from exogym_core.ranks.run import run_ranks
 from netsim.files.errors import InputError
 
@@ -103,8 +103,8 @@ class SimulatedRounds:
     def _record(self, rhythm: Rhythm) -> Recording | None:
         """What ranks request; None: that depends on the time."""
         with quiet_schedules():
-            if rhythm.are_ranks_alike:
-                return record_alone(self._body, self._num_ranks, self._collectives)
+            if rhythm.goes_alone:
+                return record_kinds(self._body, self._num_ranks, self._collectives)
             made = record(self._body, self._num_ranks, self._seconds, self._collectives)
         return None if made.asks_for_time else made
 

@@ -6,6 +6,7 @@ Where ranks ask for the time, what they do depends on it: such a run cannot be r
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,47 +18,31 @@ from netsim.files.errors import InputError
 from netsim.ranks.requests import Advance, Exit, Mark, Post
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Request
     from netsim.topology.topology import Topology
 
-__all__ = ["Recording", "record", "record_alone"]
+__all__ = ["Body", "Recording", "goes_alone", "record", "record_kinds"]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The requests of every rank; of ranks that differ in their number alone, those of the first.
+    """The requests of every rank; of ranks that differ in their number alone, those of one of them.
 
     Attributes:
         num_ranks: how many there are.
-        streams: one a rank, or one for all.
+        streams: one a rank, or one for each kind of ranks.
         asks_for_time: what ranks do depends on when they do it: then this is not what they do elsewhere.
+        kinds: of each rank, which stream is its own; None: its own number's.
     """
 
     num_ranks: int
     streams: Sequence[Sequence[Request | Computing]]
     asks_for_time: bool = False
-
-    @property
-    def ranks_are_alike(self) -> bool:
-        """Whether every rank requests the same: it calls all others alone, and always does what they do."""
-        first = list(self._calls(0))
-        everyone = tuple(range(self.num_ranks))
-        if any(isinstance(request, Post) and request.call.ranks != everyone for request in first):
-            return False
-        return all(list(self._calls(rank)) == first for rank in range(1, self.num_ranks))
-
-    def _calls(self, rank: int) -> Iterator[Request | Computing]:
-        """What a rank requests, but for what it marks and for its own number."""
-        for request in self.streams[rank]:
-            if isinstance(request, Post):
-                is_own = request.call.ranks[request.member] == rank
-                yield request._replace(member=0 if is_own else -1)
-            elif not isinstance(request, Mark):
-                yield request
+    kinds: Sequence[int] | None = None
 
     def rows(self, rank: int) -> list[Mapping[str, Any]]:
         """What a rank marked."""
@@ -145,9 +130,9 @@ class Recording:
         merges: bool,
     ) -> Iterator[Request]:
         """One rank's stream; what it computes without a call between is one stretch, if it may be."""
-        is_shared = len(self.streams) == 1
+        stream = self.streams[rank if self.kinds is None else self.kinds[rank]]
         computing, sent, wan, marks = 0.0, 0, 0, 0
-        for request in self.streams[0 if is_shared else rank]:
+        for request in stream:
             if isinstance(request, Computing | Advance):
                 if isinstance(request, Computing):
                     computing += seconds(request.step) * request.share
@@ -159,7 +144,7 @@ class Recording:
                 yield Advance(computing)
                 computing = 0.0
             if isinstance(request, Post):
-                own = request._replace(member=rank) if is_shared else request
+                own = request if self.kinds is None else request._replace(member=rank)
                 more = schedules.traffic(own.call, own.member)
                 sent, wan = sent + more[0], wan + more[1]
                 yield own
@@ -175,17 +160,73 @@ class Recording:
         yield Exit()
 
 
-def record_alone(
-    body: Callable[[Communicator, Callable[[int, float], None]], None],
-    num_ranks: int,
-    collectives: str | Mapping[str, str] | None = "auto",
+Body = Callable[["Communicator", Callable[[int, float], None]], None]
+
+
+def record_kinds(
+    body: Body, num_ranks: int, collectives: str | Mapping[str, str] | None = "auto"
 ) -> Recording:
-    """One rank runs, for all: they must be alike (`Recording.ranks_are_alike` of a smaller run tells)."""
-    return Recording(num_ranks, [run_alone(body, num_ranks, collectives)])
+    """One rank of each kind runs alone, for all of them.
+
+    No rank may go by what others send (`goes_alone` of a smaller run tells), and each must call all others. Kinds are
+    contiguous: ranks between two that request the same do so too, as where tensors are cut into parts of which the
+    first are larger.
+    """
+    streams: list[Sequence[Request | Computing]] = []
+    kinds = [0] * num_ranks
+
+    def alone(rank: int) -> tuple[int, Sequence[Request | Computing]]:
+        made = run_alone(body, num_ranks, collectives, rank)
+        for kind, known in enumerate(streams):
+            if list(_calls(known)) == list(_calls(made)):
+                return kind, known
+        streams.append(made)
+        return len(streams) - 1, made
+
+    def between(first: int, last: int) -> None:
+        """Find the kinds of the ranks between two whose kinds are known."""
+        if kinds[first] == kinds[last]:
+            kinds[first:last] = [kinds[first]] * (last - first)
+        elif last - first > 1:
+            middle = (first + last) // 2
+            kinds[middle], _ = alone(middle)
+            between(first, middle)
+            between(middle, last)
+
+    kinds[0], _ = alone(0)
+    kinds[-1], _ = alone(num_ranks - 1)
+    between(0, num_ranks - 1)
+    return Recording(num_ranks, streams, kinds=kinds)
+
+
+def goes_alone(made: Recording, body: Body, collectives: str | Mapping[str, str] | None = "auto") -> bool:
+    """Whether every rank of a run requests alone what it requested among the others, and calls all of them."""
+    everyone = tuple(range(made.num_ranks))
+    if made.asks_for_time or made.num_ranks < 2:
+        return False
+    for rank, stream in enumerate(made.streams):
+        if any(isinstance(request, Post) and request.call.ranks != everyone for request in stream):
+            return False
+        try:
+            alone = run_alone(body, made.num_ranks, collectives, rank)
+        except (ValueError, RuntimeError):  # what it does needs the others
+            return False
+        if list(_calls(alone)) != list(_calls(stream)):
+            return False
+    return True
+
+
+def _calls(stream: Sequence[Request | Computing]) -> Iterator[Request]:
+    """What a rank requests, but for what it marks and computes, and for its own number."""
+    for request in stream:
+        if isinstance(request, Post):
+            yield request._replace(member=0)
+        elif not isinstance(request, Mark | Computing):
+            yield request
 
 
 def record(
-    body: Callable[[Communicator, Callable[[int, float], None]], None],
+    body: Body,
     num_ranks: int,
     seconds: Sequence[Callable[[int], float]] | None = None,
     collectives: str | Mapping[str, str] | None = "auto",

@@ -1,6 +1,6 @@
-"""One rank that stands for all: its peers do what it does, so whatever it posts is complete at once.
+"""One rank without the others: they are taken to do what it does, so whatever it posts is complete at once.
 
-For code whose ranks differ in nothing but their number, and for tensors without values: what comes of a call then has
+For code in which no rank goes by what others have sent, and for tensors without values: what comes of a call then has
 the shapes that it has among real peers.
 """
 
@@ -55,7 +55,10 @@ class _Alone:
     ) -> Outcome:
         if signature.name == "sendrecv":
             raise InputError("a rank alone has nobody to send to")
-        return combine(signature.name, [tensors] * len(ranks), signature.reduce_op, signature.root)
+        if signature.name == "all_to_all":
+            return Outcome(own={member: (tensors[member],) * len(ranks)})
+        num = 1 if signature.name == "all_reduce" else len(ranks)  # a sum is as large as what it is of
+        return combine(signature.name, [tensors] * num, signature.reduce_op, signature.root)
 
     def take(self, ticket: Outcome, member: int) -> tuple[Tensor, ...]:
         return ticket.of(member)
@@ -80,20 +83,22 @@ def run_alone(
     body: Callable[[SimulatedCommunicator, Callable[[int, float], None]], None],
     num_ranks: int,
     collectives: str | Mapping[str, str] | None = "auto",
+    rank: int = 0,
 ) -> list[Request | Computing]:
-    """What rank 0 of `num_ranks` requests, if all others do the same.
+    """What `rank` of `num_ranks` requests, if that does not depend on what others send.
 
     Args:
         body: called with its communicator, and with what tells (step, share) of computing.
         num_ranks: of the world that it takes itself to be in.
         collectives: as `run_ranks` has them.
+        rank: which it is.
 
     Raises:
         InputError: it sends to a single rank, or asks for the time.
     """
     port, state = _Alone(), RankState()
     book = Schedules(World.build(num_ranks, None, None, None, collectives))
-    comm = SimulatedCommunicator(port, range(num_ranks), 0, book, state)
+    comm = SimulatedCommunicator(port, range(num_ranks), rank, book, state)
 
     def computing(step: int, share: float) -> None:
         if state.pending_seconds:
