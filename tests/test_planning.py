@@ -65,6 +65,7 @@ TABLE = [
     ("DiLoCo", {"H": 5}),
     ("DiLoCo", {"H": 5, "codec": "int8"}),
     ("DiLoCo", {"H": 4, "ranks_per_worker": 2}),
+    ("DiLoCo", {"H": 9, "codec": "int8", "ranks_per_worker": 2}),
     ("FedAvg", {"H": 3}),
     ("LocalSGD", {"H": 2}),
     ("DeMo", {}),

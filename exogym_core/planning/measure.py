@@ -73,6 +73,12 @@ class Setting:
             made.append(StepDurations(self.compute, seconds, self.seed, hosts.index(host)))
         return made
 
+    def is_even(self) -> bool:
+        """Whether every step takes as long as the one before, whenever it is, and no link charges for traffic."""
+        compute, topology = self.compute, self.topology
+        even = not compute.jitter and not compute.straggler_fraction
+        return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
+
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
         if self.compute.kind != "flops":
@@ -175,6 +181,7 @@ class Measured:
             [*(durations.seconds for durations in setting.durations()), *[_no_time] * strategy.num_servers],
             collectives=setting.collectives,
             coding=coding if coding.speeds else None,
+            leaves_out=setting.is_even() and strategy.is_synchronous,
         )
         self.figures = figures = self._simulated(setting)
         self.first_round_seconds = figures.round_seconds[0]

@@ -38,12 +38,14 @@ class Rhythm(NamedTuple):
         quiet: whether each step of a round sends nothing.
         are_peers_new: ranks meet others in other rounds.
         goes_alone: what a rank requests does not depend on what others send, so one of a kind can stand for all.
+        repeats: every step of a round sends as much as the one before, but for the last one.
     """
 
     period: int | None
     quiet: tuple[bool, ...] = ()
     are_peers_new: bool = False
     goes_alone: bool = False
+    repeats: bool = False
 
 
 def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
@@ -81,11 +83,18 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
             if not alone and whole * _ROUNDS_OF_PEERS > length:  # few who draw lots may draw the same again
                 _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
             are_new = any(peers[i] != peers[i + whole] for i in range(whole, len(peers) - whole))
-            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone)
+            repeats = whole == period and _all_but_the_last(sizes, period) and not asks
+            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone, repeats)
         if asks:  # without a network it has no rhythm, however long one looks
             break
         length *= 3
     return Rhythm(None)
+
+
+def _all_but_the_last(sizes: list[int], period: int) -> bool:
+    """Whether the steps of the second round send equally much, but for its last one."""
+    inner = sizes[period : 2 * period - 1]
+    return bool(inner) and inner[0] > 0 and len(set(inner)) == 1
 
 
 def _fewest_ranks(strategy: Strategy, num_ranks: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.memory import worker_memory
 from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
+from exogym_core.planning.repeats import FEWEST_STEPS, add_left_out, is_left_out, is_pace_step
 from exogym_core.ranks.recorded import record, record_kinds
 from exogym_core.ranks.run import run_ranks
 from netsim.files.errors import InputError
@@ -77,6 +78,8 @@ class SimulatedRounds:
         seconds: of computing by step, one function a rank.
         collectives: as `run_ranks` has them.
         coding: what the work of codecs costs; None: nothing.
+        leaves_out: of steps that repeat each other a few are simulated (`repeats`); steps must take equally long, and
+            the network must have neither weather nor prices of links.
     """
 
     def __init__(
@@ -90,11 +93,13 @@ class SimulatedRounds:
         *,
         collectives: str | Mapping[str, str] | None = "auto",
         coding: Coding | None = None,
+        leaves_out: bool = False,
     ) -> None:
         assert rhythm.period is not None
         self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
         self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
         self._seconds, self._collectives, self._coding = seconds, collectives, coding
+        self._leaves_out = leaves_out and rhythm.repeats and self._period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
         self._staleness: list[int] = []
         self._schedules: Any = None
@@ -125,7 +130,11 @@ class SimulatedRounds:
         if comm.rank:
             runner.still_optimizers()
         for step in range(self._num_rounds * self._period):
-            if skips and step and self._quiet[step % self._period]:
+            place = step % self._period
+            if self._leaves_out and is_left_out(place, self._period):
+                mine.local_step += 1
+                continue
+            if skips and step and self._quiet[place]:
                 runner.quiet_step(step)
             else:
                 runner.step(step)
@@ -133,11 +142,13 @@ class SimulatedRounds:
                 # Its optimizers make their states when they step for the first time: one step is enough.
                 self._memory.update(worker_memory(own, mine))
                 runner.still_optimizers(1 if step + 1 < self._period else None)
-            if (step + 1) % self._period == 0:
+            is_last = place + 1 == self._period
+            if is_last or (self._leaves_out and is_pace_step(place)):
                 traffic = comm.traffic
                 comm.mark(
                     {
                         "round": step // self._period,
+                        "place": None if is_last else place,
                         "payload_bytes": traffic.payload_bytes,
                         "bytes_sent": traffic.bytes_sent,
                         "wan_bytes": traffic.wan_bytes,
@@ -160,6 +171,7 @@ class SimulatedRounds:
             placement, protocol: as `run_ranks` has them.
             num_rounds: fewer rounds than there are; None: all.
         """
+        num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
         if self._recording is None:
             run = self._live(topology, placement, protocol)
         else:
@@ -169,7 +181,7 @@ class SimulatedRounds:
                 placement=placement,
                 protocol=protocol,
                 collectives=self._collectives,
-                num_marks=num_rounds,
+                num_marks=num_marks,
                 schedules=self._schedules,
             )
         return self._told(run)
@@ -201,12 +213,14 @@ class SimulatedRounds:
         bytes_sent, wan_bytes, payload = ([[0] * num_rounds for _ in range(num_workers)] for _ in range(3))
         rank_ends = [[0.0] * num_rounds for _ in range(num_workers)]
         for stamped in run.rows:
+            if stamped.row["place"] is not None:
+                continue
             row, number = stamped.row, stamped.row["round"]
             rank_ends[stamped.rank][number] = stamped.virtual_seconds
             bytes_sent[stamped.rank][number] = row["bytes_sent"]
             wan_bytes[stamped.rank][number] = row["wan_bytes"]
             payload[stamped.rank][number] = row["payload_bytes"]
-        return RoundFigures(
+        figures = RoundFigures(
             [max(ends) for ends in zip(*rank_ends, strict=True)],
             run.compute_seconds[:num_workers],
             run.exposed_seconds[:num_workers],
@@ -221,6 +235,10 @@ class SimulatedRounds:
             list(self._staleness),
             sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
         )
+        if self._leaves_out:
+            marked = [row for row in run.rows if row.row["place"] is not None]
+            add_left_out(figures, marked, self._period, self._seconds)
+        return figures
 
 
 def _advance(comm: Communicator, seconds: Callable[[int], float], step: int, share: float) -> None:
