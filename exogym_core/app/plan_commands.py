@@ -182,14 +182,18 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     from exogym_core.app.planned import request_of
     from exogym_core.app.step_ratios import step_ratios
     from exogym_core.planning.advise import advise as advised
+    from exogym_core.planning.advise import candidates
 
-    request = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words)
-    with SignOfLife("planning strategies and settings"):
-        told = advised(request.setting(), step_ratios(runs) if runs is not None else None)
+    setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
+    ratios = step_ratios(runs) if runs is not None else None
+    with SignOfLife("planning strategies and settings", len(list(candidates(setting)))) as sign:
+        told = advised(setting, ratios, sign.advance)
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
-    for place, row in enumerate(told["ranked"], 1):
-        click.echo(f"{place:>3} {'*' if row['pareto'] else ' '} {_advice_line(row)}")
+    names = [_advice_name(row) for row in told["ranked"]]
+    for place, (name, row) in enumerate(zip(names, told["ranked"], strict=True), 1):
+        mark = "*" if row["pareto"] else " "
+        click.echo(f"{place:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
     ring = told["ring"]
     click.echo(
         f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
@@ -198,18 +202,24 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
         f"  {ring['seconds']:.4g} s an all-reduce in fp32, {ring['natural_seconds']:.4g} s in natural order; no "
         f"algorithm is below {ring['bound_seconds']:.4g} s"
     )
+    for line in told["explained"]:
+        click.echo(line)
     click.echo("*: nothing else is both sooner and cheaper. Not known:")
     for line in told["unknown"]:
         click.echo(f"  {line}")
     return None
 
 
-def _advice_line(row: dict[str, Any]) -> str:
+def _advice_name(row: dict[str, Any]) -> str:
     options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
     name = f"{row['strategy']}({options})" + (f", {row['streams']} streams" if row["streams"] else "")
     name += f", without {row['left_out']}" if row["left_out"] else ""
-    name += " (does not fit)" if row["fits"] is False else ""
-    money = (
-        f"{row['worker_hours']:,.0f} worker hours" if row["cost"] is None else f"{row['cost']:,.0f} dollars"
-    )
-    return f"{name:<50} {row['days']:>9,.1f} days  {row['compute_utilisation']:>6.1%} computing  {money}"
+    return name + (" (does not fit)" if row["fits"] is False else "")
+
+
+def _advice_figures(row: dict[str, Any]) -> str:
+    money = f"{row['worker_hours']:>12,.0f} worker hours"
+    if row["cost"] is not None:
+        money = f"{row['cost']:>12,.0f} dollars"
+        money += " (traffic alone)" if row["cost_by"].get("workers") is None else ""
+    return f"{row['days']:>9,.1f} days  {row['compute_utilisation']:>6.1%} computing  {money}"

@@ -7,19 +7,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.measure import Plan, Setting, measure
-from exogym_core.planning.networks import without_site
 from exogym_core.planning.ring_order import ring_orders
+from exogym_core.planning.search import climbed
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["CANDIDATES", "Ratio", "advise"]
+__all__ = ["CANDIDATES", "SEARCHED", "Ratio", "advise", "candidates"]
 
 _STREAMS = (8, 64)
 _MOST_IN_SITES = 16  # ranks of which every step is simulated, since those of a site meet in each
 _REFINED = 3  # of the fastest candidates, how many are tried with more streams
+_MOST_SEARCHED = 10  # plans of a search for tau and fragments
+_MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest ways
+_MOST_COMPARED = 8  # ways by which a site's width is judged
+_MOST_OUTSIDE = 3  # sites that are left out together
+
+#: Options that are searched, of strategies that have them; the first matters most to a loss.
+SEARCHED: Mapping[str, Mapping[str, int]] = {"StreamingDiLoCo": {"tau": 0, "num_fragments": 4}}
 
 #: Strategies and options that are tried; those that are not here yet are left out.
 CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
@@ -55,7 +62,11 @@ class Ratio:
     source: str
 
 
-def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[str, Any]:
+def advise(
+    setting: Setting,
+    ratios: Mapping[str, Ratio] | None = None,
+    on_row: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
 
     What does not fit into the devices' memory is ranked last.
@@ -63,12 +74,17 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
     Args:
         setting: with `tokens`.
         ratios: steps to the same loss by strategy; their days are multiplied with the mean.
+        on_row: called when another candidate has been planned.
 
     Returns:
         `ranked` (mappings of plans with `options`, `streams`, `left_out`, `worker_hours`, `days_low`, `days_high` and
-        `pareto`), `ring`, and `unknown`: what the ranking does not know.
+        `pareto`), `ring`, `explained`: what may surprise, and `unknown`: what the ranking does not know.
     """
-    rows = [_row(name, options, setting) for name, options in _known(setting)]
+    rows = []
+    for name, options in candidates(setting):
+        rows.append(_row(name, options, setting))
+        on_row()
+    rows += _searched(rows, setting)
     rows.sort(key=_place)
     protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
     if Protocol.parse(protocol).has_windows:
@@ -80,6 +96,7 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
             for faster in [replace(setting, protocol={**mapping, "streams": streams})]
         ]
     best = min(rows, key=_place)
+    explained = _explained(rows)
     rows += _smaller(best, setting)
     for row in rows:
         ratio = (ratios or {}).get(row["strategy"])
@@ -96,11 +113,12 @@ def advise(setting: Setting, ratios: Mapping[str, Ratio] | None = None) -> dict[
     return {
         "ranked": rows,
         "ring": ring_orders(setting.topology, payload, setting.protocol),
+        "explained": explained,
         "unknown": _unknown(rows, ratios),
     }
 
 
-def _known(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The candidates, and some whose rounds are between sites, where all sites have as many workers."""
     for name, options in CANDIDATES:
         if name in STRATEGIES:
@@ -115,6 +133,41 @@ def _known(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
         and setting.num_ranks <= _MOST_IN_SITES
     ):
         yield "DiLoCo", {"H": 30, "codec": "int8", "ranks_per_worker": size}
+
+
+def _searched(rows: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
+    """From the best of each strategy whose options are searched, what the search has planned."""
+    found = []
+    for name, starts in SEARCHED.items():
+        own = [row for row in rows if row["strategy"] == name]
+        if not own:
+            continue
+        best = min(own, key=_place)
+        start = {**best["options"], **{key: best["options"].get(key, least) for key, least in starts.items()}}
+
+        def planned(options: Mapping[str, Any], name: str = name) -> dict[str, Any]:
+            return _row(name, options, setting)
+
+        found += [dict(row) for row in climbed(start, best, list(starts), planned, _MOST_SEARCHED)]
+    return found
+
+
+def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where a codec makes a strategy slower: its values go other ways."""
+    told = []
+    for row in rows:
+        plain = {key: value for key, value in row["options"].items() if key != "codec"}
+        same = next(
+            (other for other in rows if other["strategy"] == row["strategy"] and other["options"] == plain),
+            None,
+        )
+        if "codec" in row["options"] and same is not None and row["days"] > same["days"]:
+            told.append(
+                f"{row['strategy']} is slower in {row['options']['codec']}: codes cannot be added up on the way, so "
+                f"each part goes to one rank and its mean to all, {row['wan_bytes'] / 1e9:.3g} GB between sites a "
+                f"round instead of {same['wan_bytes'] / 1e9:.3g} GB"
+            )
+    return told
 
 
 def _place(row: Mapping[str, Any]) -> tuple[bool, float]:
@@ -136,31 +189,66 @@ def _row(name: str, options: Mapping[str, Any], setting: Setting) -> dict[str, A
 
 
 def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
-    """The best with each site left out, if every worker has a host of its own."""
+    """The best without one site, and without more while that is sooner, if every worker has a host of its own."""
     topology = setting.topology
     hosts = topology.place(setting.num_ranks, setting.placement)
-    sites = list(dict.fromkeys(topology.region_of(host) for host in hosts))
-    if len(set(hosts)) < len(hosts) or len(sites) < 3:
+    if len(set(hosts)) < len(hosts):
         return []
-    rows = []
-    for site in sites:
-        outside = set(without_site(topology, site))
-        kept = [topology.hosts[host].name for host in hosts if topology.hosts[host].name in outside]
-        smaller = replace(setting, num_ranks=len(kept), placement=kept)
-        if best["streams"]:
-            protocol = setting.protocol if setting.protocol is not None else topology.protocol
-            mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
-            smaller = replace(smaller, protocol={**mapping, "streams": best["streams"]})
-        made = _row(best["strategy"], best["options"], smaller)
-        rows.append({**made, "streams": best["streams"], "left_out": site})
+    rows: list[dict[str, Any]] = []
+    outside: list[str] = []
+    soonest = best["days"]
+    while len(outside) < _MOST_OUTSIDE:
+        sites = [site for site in _narrowest_first(setting, hosts) if site not in outside]
+        if len(sites) < 3:
+            break
+        tried = [_without([*outside, site], best, setting, hosts) for site in sites[:_MOST_LEFT_OUT]]
+        rows += tried
+        row = min(tried, key=_place)
+        if row["fits"] is False or row["days"] >= soonest:
+            break
+        soonest, outside = row["days"], row["left_out"].split(" and ")
     return rows
+
+
+def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
+    """Sites in the order of the widest of their ways to others, the narrowest first."""
+    topology = setting.topology
+    first: dict[str, int] = {}
+    for host in hosts:
+        first.setdefault(topology.region_of(host), host)
+    widest = dict.fromkeys(first, 0.0)
+    names = list(first)
+    for place, site in enumerate(names):
+        # Of very many sites a few others tell how wide a site's ways are.
+        for other in names[:_MOST_COMPARED] if place >= _MOST_COMPARED else names[: _MOST_COMPARED + 1]:
+            if other != site:
+                links = topology.route(first[site], first[other])
+                narrowest = min((topology.links[link].bits_per_second for link in links), default=0.0)
+                widest[site] = max(widest[site], narrowest)
+    return sorted(names, key=lambda site: widest[site])
+
+
+def _without(
+    sites: Sequence[str], best: Mapping[str, Any], setting: Setting, hosts: Sequence[int]
+) -> dict[str, Any]:
+    """What the best candidate needs without some sites."""
+    topology = setting.topology
+    kept = [topology.hosts[host].name for host in hosts if topology.region_of(host) not in sites]
+    smaller = replace(setting, num_ranks=len(kept), placement=kept)
+    if best["streams"]:
+        protocol = setting.protocol if setting.protocol is not None else topology.protocol
+        mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
+        smaller = replace(smaller, protocol={**mapping, "streams": best["streams"]})
+    made = _row(best["strategy"], best["options"], smaller)
+    return {**made, "streams": best["streams"], "left_out": " and ".join(sites)}
 
 
 def _mark_front(rows: Sequence[dict[str, Any]]) -> None:
     """Mark what no other row beats in both days and money (worker hours where no price is known)."""
     cheapest = float("inf")
     for row in rows:  # by days, what does not fit at the end
-        money = row["cost"] if row["cost"] is not None else row["worker_hours"]
+        priced = row["cost_by"].get("workers") is not None
+        money = row["cost"] if priced else row["worker_hours"]
         row["pareto"] = money < cheapest and row["fits"] is not False
         cheapest = min(cheapest, money)
 
@@ -169,6 +257,9 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
     told = [
         "the loss at this scale: strategies are ranked by time to the same number of tokens, as if each needed as "
         "many steps to a loss",
+        "DiLoCo's scaling law, L(N, M) = A N^alpha M^beta for N parameters and M workers (Charles et al., arXiv "
+        "2503.09799), is not applied: its fitted constants were not found in a source that could be read; --runs "
+        "applies steps of a run of yours",
         "what lost workers, weather and other people's traffic cost, unless the topology has them",
     ]
     for name, ratio in (ratios or {}).items():

@@ -10,7 +10,7 @@ from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
 from exogym_core.planning.pace import Pace, pace_apart, pace_together
 from exogym_core.planning.rank import draws_bytes
 from exogym_core.planning.rhythm import Rhythm, rhythm
-from exogym_core.planning.simulated_rounds import RoundFigures, SimulatedRounds
+from exogym_core.planning.simulated_rounds import SimulatedRounds
 from exogym_core.training.servers import with_servers
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from exogym_core.cost.compute import Compute
     from exogym_core.planning.models import SequenceModel
+    from exogym_core.planning.round_figures import RoundFigures
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
 
-__all__ = ["is_wan", "with_links", "with_wan_bandwidth", "without_site"]
+__all__ = ["is_wan", "with_links", "with_wan_bandwidth"]
 
 
 def is_wan(topology: Topology, link: Link) -> bool:
@@ -36,8 +36,3 @@ def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
             else replace(link, bits_per_second=bits_per_second)
         ),
     )
-
-
-def without_site(topology: Topology, site: str) -> list[str]:
-    """Names of the hosts outside of `site`, in order: a placement that leaves it out."""
-    return [host.name for host in topology.hosts if topology.region_of(host.index) != site]

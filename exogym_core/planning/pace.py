@@ -10,7 +10,7 @@ from exogym_core.planning.rounds import period_of, repeats_from
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from exogym_core.planning.simulated_rounds import RoundFigures
+    from exogym_core.planning.round_figures import RoundFigures
 
 __all__ = ["Pace", "pace_apart", "pace_together"]
 

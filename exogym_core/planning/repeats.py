@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.planning.simulated_rounds import RoundFigures
+    from exogym_core.planning.round_figures import RoundFigures
     from netsim.ranks.kernel import StampedRow
 
 __all__ = ["FEWEST_STEPS", "NUM_SIMULATED", "add_left_out", "is_left_out", "is_pace_step"]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["EXACT_SITES", "best_cycle", "pair_seconds", "ring_orders"]
 
 EXACT_SITES = 10
+_MOST_EXCHANGED = 5_000_000  # sites in all cycles that are looked at: a second or two
 
 Table = list[list[float]]
 
@@ -33,7 +34,7 @@ def best_cycle(seconds: Table) -> list[int]:
     """The cycle whose slowest step is fastest, and of those one that is short in sum; it begins with 0.
 
     Exact up to `EXACT_SITES` (every subset once, by its last member); beyond, exchanges of two edges from the
-    nearest neighbours' cycle until none helps.
+    nearest neighbours' cycle until none helps, or as many have been tried as are worth it.
 
     >>> far, near = 9.0, 1.0
     >>> best_cycle([[0, far, near, near], [far, 0, near, near], [near, near, 0, far], [near, near, far, 0]])
@@ -79,12 +80,15 @@ def _improved(seconds: Table) -> list[int]:
         nearest = min(left, key=lambda other: (seconds[cycle[-1]][other], other))
         cycle.append(nearest)
         left.discard(nearest)
-    improved = True
+    improved, left_to_try = True, _MOST_EXCHANGED // number
     while improved:
         improved = False
         cost = _cost(cycle, seconds)
         for i in range(1, number - 1):
             for j in range(i + 1, number):
+                left_to_try -= 1
+                if left_to_try < 0:
+                    return cycle
                 other = cycle[:i] + cycle[i : j + 1][::-1] + cycle[j + 1 :]
                 if _cost(other, seconds) < cost:
                     cycle, cost, improved = other, _cost(other, seconds), True

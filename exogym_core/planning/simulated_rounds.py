@@ -7,19 +7,19 @@ that stands for all runs once, and what it requests is simulated on as many netw
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.memory import worker_memory
 from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
 from exogym_core.planning.repeats import FEWEST_STEPS, add_left_out, is_left_out, is_pace_step
+from exogym_core.planning.round_figures import RoundFigures
 from exogym_core.ranks.recorded import record, record_kinds
 from exogym_core.ranks.run import run_ranks
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -31,39 +31,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["RoundFigures", "SimulatedRounds"]
-
-
-@dataclass
-class RoundFigures:
-    """What some simulated rounds have shown.
-
-    Attributes:
-        round_seconds: virtual time at which the last rank was through with each round.
-        compute_seconds, exposed_seconds: of each rank, over all of them.
-        bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
-        memory: bytes of the first rank by purpose.
-        collectives: the algorithms that were used, by operation.
-        link_bytes: payload that crossed each link, over all of them.
-        peers: whom ranks met in each round.
-        rank_ends: virtual time at which each worker was through with each round: [rank][round].
-        staleness: of what servers took in, see `PlannedServer`.
-        server_wan_bytes: payload that servers sent to other regions.
-    """
-
-    round_seconds: list[float]
-    compute_seconds: list[float]
-    exposed_seconds: list[float]
-    bytes_sent: list[list[int]]
-    wan_bytes: list[list[int]]
-    payload_bytes: list[list[int]]
-    memory: dict[str, int] = field(default_factory=dict)
-    collectives: dict[str, list[str]] = field(default_factory=dict)
-    link_bytes: list[float] = field(default_factory=list)
-    peers: list[Hashable] = field(default_factory=list)
-    rank_ends: list[list[float]] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)
-    server_wan_bytes: int = 0
+__all__ = ["SimulatedRounds"]
 
 
 class SimulatedRounds:
