@@ -345,6 +345,12 @@ def test_limits_name_what_to_change() -> None:
     assert fast.limit["by"] == "compute"
 
 
+def test_no_remedy_saves_more_than_there_is() -> None:
+    """What is saved of a first round, whose connections are cold, is told as a share of a later round's waiting."""
+    made = plan(build_strategy("AllReduce"), setting("1 ms", protocol="linux-tcp"))
+    assert made.limit["saves_seconds_per_round"] <= made.exposed_seconds_per_round
+
+
 def test_published_dimensions() -> None:
     """The presets have the numbers of parameters that their papers print."""
     printed = {"llama-7b": 6.74e9, "llama-13b": 13.02e9, "llama-3-8b": 8.03e9, "intellect-1": 10.21e9}

@@ -49,15 +49,18 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
     if share < _HARDLY_WAITS:
         remedy = f"faster devices: a network without limits would save {share:.1%} of the time"
         return {"by": "compute", "saves_seconds_per_round": 0.0, "remedy": remedy}
+    waiting = measured.exposed_seconds_per_round
+    # The first round meets cold connections: of later ones' waiting as large a share is saved.
+    first_waiting = of.first_round_seconds - (measured.seconds_per_round - waiting)
+    share_of_first = min(waiting / first_waiting, 1.0) if first_waiting > 0 else 1.0
     tried = []
     for by, remedy, other in _remedies(setting):
-        saved = of.first_round_seconds - of.first_round_on(other)
+        saved = (of.first_round_seconds - of.first_round_on(other)) * share_of_first
         tried.append((by, remedy, saved))
     windows = sum(saved for by, _, saved in tried if by == "window")
     # Without latency no window is too small either: what more streams save is not latency's.
     causes = [(by, saved - windows if by == "latency" else saved) for by, _, saved in tried]
     by, most = max(causes, key=lambda row: row[1])
-    waiting = measured.exposed_seconds_per_round
     worth = [row for row in tried if row[2] >= _WORTH_IT * waiting]
     if not worth:
         return {
