@@ -23,6 +23,7 @@ from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
+from exogym_core.training.in_rounds import RoundsInOrder
 from exogym_core.training.lookout import RunLookout
 from exogym_core.training.resumption import (
     follow,
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["fit_apart"]
 
 _SECONDS_BETWEEN_LOOKS = 0.05
-_LOST_ROUNDS = (
-    2  # rows of a round that are not here when one so much later is whole were lost with their site
-)
 _LAST_ROWS_SECONDS = 60.0  # for the last rows of the others
 
 
@@ -69,7 +67,7 @@ class _SiteWatch(RunLookout):
         self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._last_step: dict[int, int] = {}
-        self._rounds = _RoundsInOrder()
+        self._rounds = RoundsInOrder()
         self._judged: set[int] = set()  # the steps of evaluations that have been taken in
         self._num_deposited: Counter[int] = Counter()  # by this site's ranks, at the checkpoint of a step
         self._size, self._site = processes_of_site(), 0
@@ -116,7 +114,7 @@ class _SiteWatch(RunLookout):
                 self._take(rank, row)
                 self._tell(rank, row)
             self.settle()
-        if "averaged_ranks" in row:  # a round that is over is known to all, whatever happens next
+        if "averaged_ranks" in row or "announced" in row:  # known to all, whatever happens next
             self._send_rows()
 
     def hear(self, rank: int, row: Mapping[str, Any]) -> None:
@@ -134,6 +132,9 @@ class _SiteWatch(RunLookout):
 
     def _take(self, rank: int, row: Mapping[str, Any]) -> None:
         """Of steps that were done again after a stop, the first time counts."""
+        if "announced" in row:
+            self._rounds.announce(rank, {**row["announced"], "wall_seconds": row["wall_seconds"]})
+            return
         if "loss" in row:
             if row["step"] <= self._last_step.get(rank, 0):
                 return
@@ -181,54 +182,6 @@ class _SiteWatch(RunLookout):
             for rank, row in self._rounds.rest():
                 self.recorder.add(_stamped(rank, row))
             super().close(failed)
-
-
-class _RoundsInOrder:
-    """Rows of sites come one round after the other, whole: they may be late on their way, or lost with their site."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by round
-        self._ends: dict[int, dict[int, Mapping[str, Any]]] = {}  # rows of a round's end, by round and site
-        self._num_over = 0
-
-    def add(self, site: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Take in a row; gives those whose turn it is."""
-        number = row.get("round")
-        if number is None:
-            yield site, row
-            return
-        if number <= self._num_over:
-            return
-        self._waiting.setdefault(number, []).append((site, row))
-        if "averaged_ranks" in row:
-            self._ends.setdefault(number, {})[site] = row
-        while (turn := self._next()) is not None:
-            yield from self._given(turn)
-
-    def _next(self) -> int | None:
-        """The first round that waits, if all of it is here, or if it will never be."""
-        first = min(self._waiting, default=0)
-        if not first:
-            return None
-        is_lost = any(self._is_whole(number) for number in self._ends if number >= first + _LOST_ROUNDS)
-        return first if self._is_whole(first) or is_lost else None
-
-    def _is_whole(self, number: int) -> bool:
-        ends = self._ends.get(number, {})
-        return any(all(site in ends for site in row["averaged_ranks"]) for row in ends.values())
-
-    def _given(self, number: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        rows, ends = self._waiting.pop(number), self._ends.pop(number, {})
-        self._num_over = number
-        known = sorted(ends)
-        for site, row in sorted(rows, key=lambda each: (each[1]["step"], each[0])):
-            is_cut = "averaged_ranks" in row and any(other not in ends for other in row["averaged_ranks"])
-            yield site, {**row, "averaged_ranks": known} if is_cut else row
-
-    def rest(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """No more rows will come: gives what is here."""
-        for number in sorted(self._waiting):
-            yield from self._given(number)
 
 
 def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
@@ -325,6 +278,7 @@ def _train_beside(program: Program, result: FitResult, watch: _SiteWatch | None)
                 watch.connect(comm)
             collecting = Collecting(inside, _nobody if watch is None else watch.take_deposit)
             comm.observed_by(collecting.put)
+            comm.before_meeting(partial(_bring_rows, joined))
             joined.facts_at_checkpoint = lambda: {"num_deposited": collecting.num_put}
             outcome = program(comm)
             collecting.finish()
@@ -336,6 +290,15 @@ def _train_beside(program: Program, result: FitResult, watch: _SiteWatch | None)
                 joined.beside.take_rest([number for number, _ in ends])
                 watch.finish(comm, _last_present(result))
     return [remark for _, own in ends for remark in own]
+
+
+def _bring_rows(joined: JoinedRank) -> None:
+    """Have the first process know the rows of all, and tell the other sites, before these count on them."""
+    joined.beside.send_now()
+    with joined.comm.off_clock():
+        joined.comm.barrier()
+    if joined.comm.rank == 0:
+        joined.beside.take_now()
 
 
 def _begin(program: Program, result: FitResult, resumed: StoredCheckpoint | None) -> None:

@@ -44,11 +44,21 @@ class RankOutcome:
     remarks: tuple[str, ...] = ()
 
 
-def take_step(strategy: Strategy, learner: Learner[Samples], step: Samples, context: StepContext) -> float:
-    """One local step of a strategy that has been set up, whoever learns; returns the loss."""
+def take_step(
+    strategy: Strategy,
+    learner: Learner[Samples],
+    step: Samples,
+    context: StepContext,
+    announce: Callable[[float], None] = lambda loss: None,
+) -> float:
+    """One local step of a strategy that has been set up, whoever learns; returns the loss.
+
+    `announce` is told of it before anything is exchanged.
+    """
     strategy.begin_step(context)
     strategy.zero_grad()
     loss = learner.gradients(step, context)
+    announce(loss)
     strategy.step()
     return loss
 
@@ -168,10 +178,10 @@ class Loop:
         context = StepContext(
             self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of
         )
-        loss = take_step(strategy, self.learner, step, context)
-        traffic = self.comm.traffic
-        self.comm.mark(
-            {
+        traffic, absence = self.comm.traffic, strategy.absence
+
+        def row(loss: float) -> dict[str, Any]:
+            return {
                 "step": self.local_step + 1,
                 "loss": loss,
                 "samples": step.samples,
@@ -179,9 +189,15 @@ class Loop:
                 "bytes_sent": traffic.bytes_sent,
                 "payload_bytes": traffic.payload_bytes,
                 "wan_bytes": traffic.wan_bytes,
-                **strategy.row(),
             }
-        )
+
+        def announce(loss: float) -> None:
+            """Others may be through with a round in which this rank dies before it has marked the step."""
+            if absence is not None and self.comm.members_change and absence.ends_round(self.local_step):
+                self.comm.mark({"announced": {**row(loss), **absence.place(self.local_step + 1)}})
+
+        loss = take_step(strategy, self.learner, step, context, announce)
+        self.comm.mark({**row(loss), **strategy.row()})
 
     # --- the two ends --------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class SiteCommunicator(ElasticCommunicator):
             [],
             None,
         )
+        self._before_meeting: Callable[[], None] = lambda: None
         self._num_meetings = 0
         self._patience_seconds = 0.0
         self._published: tuple[int, list[Tensor]] | None = None
@@ -154,6 +155,9 @@ class SiteCommunicator(ElasticCommunicator):
     def link(self) -> SiteLink:
         return self._link
 
+    def before_meeting(self, call: Callable[[], None]) -> None:
+        self._before_meeting = call
+
     # --- who comes in time ----------------------------------------------------------------------------------
 
     def among_present(
@@ -167,6 +171,7 @@ class SiteCommunicator(ElasticCommunicator):
     ) -> tuple[list[int], T | None]:
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("among_present")
+        self._before_meeting()
         self._patience_seconds = seconds
         number = self._num_meetings if number is None else number
         self._num_meetings = number + 1

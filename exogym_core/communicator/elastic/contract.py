@@ -8,7 +8,7 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -27,6 +27,10 @@ class ElasticCommunicator(GlooCommunicator):
 
     can_leave_behind = True
     members_change = True
+
+    def before_meeting(self, call: Callable[[], None]) -> None:
+        """Have `call()` made by all processes of the site before they meet those of others."""
+        raise NotImplementedError
 
     @property
     def shared_state(self) -> GlooRank:

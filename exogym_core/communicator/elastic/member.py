@@ -56,6 +56,9 @@ class SiteRankCommunicator(ElasticCommunicator):
             f"{self._own.world_size} processes: make ranks_per_worker equal to that"
         )
 
+    def before_meeting(self, call: Callable[[], None]) -> None:
+        self.between.before_meeting(call)
+
     def arrive_at(self, seconds: float) -> None:
         self.between.arrive_at(seconds)
 

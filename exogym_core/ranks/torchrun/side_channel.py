@@ -72,7 +72,7 @@ class SideChannel:
         self._store: SealedStore | None = rendezvous.another_store() if self._num_ranks > 1 else None
         self._rows: list[Mapping[str, Any]] = []
         self._pulse = Pulse(host=socket.gethostname())
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._num_sent = 0
         self._num_taken = [0] * self._num_ranks
         self._seen: dict[
@@ -99,6 +99,16 @@ class SideChannel:
         with self._lock:
             self._rows.append(row)
             self._pulse = _at_row(self._pulse, row)
+
+    def send_now(self) -> None:
+        """Send what has not been sent, before this returns."""
+        if self._error is None:
+            self._send_rows()
+
+    def take_now(self) -> None:
+        """On rank 0: take what the others have sent."""
+        if self._error is None:
+            self._take_rows()
 
     def send_rest(self) -> int:
         """Send what has not been sent; returns in how many parts all rows have gone."""
@@ -140,22 +150,24 @@ class SideChannel:
             self._store.set(f"pulse {self.rank}", text)
 
     def _send_rows(self) -> None:
-        with self._lock:
-            rows, self._rows = self._rows, []
-        if not rows:
-            return
-        if self.rank == 0:
-            for row in rows:
-                self._on_row(0, row)
-        elif self._store is not None:
-            self._store.set(f"rows {self.rank} {self._num_sent}", json.dumps(rows))
-            self._num_sent += 1
+        with self._sending:  # two threads do this, and rows stay in order
+            with self._lock:
+                rows, self._rows = self._rows, []
+            if not rows:
+                return
+            if self.rank == 0:
+                for row in rows:
+                    self._on_row(0, row)
+            elif self._store is not None:
+                self._store.set(f"rows {self.rank} {self._num_sent}", json.dumps(rows))
+                self._num_sent += 1
 
     def _take_rows(self) -> None:
-        for rank in range(1, self._num_ranks):
-            assert self._store is not None
-            while self._store.check([f"rows {rank} {self._num_taken[rank]}"]):
-                self._take_part(rank)
+        with self._sending:
+            for rank in range(1, self._num_ranks):
+                assert self._store is not None
+                while self._store.check([f"rows {rank} {self._num_taken[rank]}"]):
+                    self._take_part(rank)
 
     def _take_part(self, rank: int) -> None:
         assert self._store is not None

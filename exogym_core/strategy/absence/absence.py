@@ -183,7 +183,15 @@ class Absence:
     def row(self, step: int) -> dict[str, Any]:
         """What the row of a step tells of its round: which it is, and at its end how it went."""
         news, self._news = self._news, {}
-        return {"round": -(-step // self.steps_a_round), **news}
+        return {**self.place(step), **news}
+
+    def place(self, step: int) -> dict[str, int]:
+        """The round in which a step is."""
+        return {"round": -(-step // self.steps_a_round)}
+
+    def ends_round(self, step: int) -> bool:
+        """Whether the step after `step` steps is the last one of a round."""
+        return (step + 1) % self.steps_a_round == 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is."""
