@@ -74,6 +74,9 @@ class Gates:
             self._rounds[who] = number
             self._changed.notify_all()
 
+    def reached(self, who: object, number: int) -> bool:
+        return self._rounds.get(who, 0) >= number
+
     def until(self, who: object, number: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: self._rounds.get(who, 0) >= number, 60)

@@ -204,3 +204,48 @@ def test_a_site_of_two_needs_to_be_told_so(tmp_path: Path) -> None:
     assert str(errors[0]) == (
         "DiLoCoOptimizer: ranks_per_worker=1, but this site has 2 processes: make them equal"
     )
+
+
+@pytest.mark.parametrize("where", ["computing", "averaging"])
+def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tmp_path: Path) -> None:
+    """With its whole site, while the first process of that is alive: not only when the time-outs are over."""
+    gates, lines = Gates(), list[str]()
+
+    def stop(comm: SiteRankCommunicator) -> None:
+        comm.link._is_up.clear()  # as SIGSTOP: its threads stand still
+        gates.until((0, 0), 3)
+        comm.link._is_up.set()
+
+    def body(at: Meeting, number: int, place: int) -> Told:
+        with process(at, number, place, tmp_path / str(number)) as comm:
+            is_victim = (number, place) == (1, 1)
+
+            def hold(step: int) -> None:
+                if is_victim and where == "computing" and step == 2 * H - 1:
+                    stop(comm)
+                if number == 0 and step == 5 * H - 1:
+                    gates.until((1, 1), 4)  # it has come to itself, and downloads what the others have
+
+            def after(done: int) -> None:
+                gates.tell((number, place), done)
+                if is_victim and where == "averaging" and done == 1:
+                    comm.before_meeting(lambda: None if gates.reached((0, 0), 3) else stop(comm))
+
+            return train(
+                comm,
+                1.0 + number,
+                hold,
+                after,
+                ranks_per_worker=SIZE,
+                averaging_timeout=300,
+                timeout_waiting_for_peers=300,
+            )
+
+    with meeting(2, silent_seconds=1.0, say=lines.append) as at:
+        found = checked(
+            together(*(partial(body, at, number, place) for number in range(2) for place in range(SIZE)))
+        )
+    members = [found[0][number][0] for number in range(1, ROUNDS + 1)]
+    assert members[0] == members[-1] == [0, 1, 2, 3]
+    assert members[1] == members[2] == [0, 1]
+    assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 is heard of again")

@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.elastic.contract import ElasticCommunicator
 from exogym_core.communicator.elastic.council import Council
+from exogym_core.communicator.elastic.cutting import cut, sockets_made
 from exogym_core.communicator.elastic.link import SiteLink
 from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
 from exogym_core.communicator.elastic.moving import moved
@@ -99,6 +100,7 @@ class SiteCommunicator(ElasticCommunicator):
             [],
             None,
         )
+        self._sockets: tuple[str, Mapping[int, int]] = ("", {})  # of the group of that name
         self._before_meeting: Callable[[], None] = lambda: None
         self._num_meetings = 0
         self._patience_seconds = 0.0
@@ -229,7 +231,9 @@ class SiteCommunicator(ElasticCommunicator):
         known, peers, hurried, _ = self._group
         if known != group or peers is None:
             self._leave_group()
-            groups = self._connected(group, members, min(seconds, _CONNECTING_SECONDS))
+            with sockets_made() as sockets:
+                groups = self._connected(group, members, min(seconds, _CONNECTING_SECONDS))
+            self._sockets = (group, sockets)
             hurried = [] if groups.control is None else [_Hurried(groups.control)]
             if hurried:
                 groups = ProcessGroups(hurried[0], hurried[0], groups.store)
@@ -316,6 +320,9 @@ class SiteCommunicator(ElasticCommunicator):
         return _NOTHING if self._published is None else self._published[0]
 
     def _pushed(self, message: Mapping[str, Any]) -> None:
+        name, sockets = self._sockets
+        if message["push"] == "dissolved" and message["group"] == name:
+            cut(sockets)  # this process may wait in it for one that hangs
         if message["push"] == "serve":
             serve = threading.Thread(target=self._serve, args=(message,), name="state", daemon=True)
             serve.start()

@@ -182,8 +182,12 @@ class SiteLink:
             if not self._is_up.is_set():
                 continue
             self.send_rows()
-            if self.lane == 0 and time.monotonic() >= last + _SECONDS_BETWEEN_PULSES:
-                last = time.monotonic()
+            if time.monotonic() < last + _SECONDS_BETWEEN_PULSES:
+                continue
+            last = time.monotonic()
+            if self.lane:
+                self.tell("beat")
+            else:
                 with contextlib.suppress(TimeoutError, RankError, InputError):
                     pulse = {**self._pulse, "delay": round(self._delay, 4)}
                     answer = self.ask("pulse", 2.0, pulse=pulse)

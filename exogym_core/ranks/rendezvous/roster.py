@@ -44,6 +44,7 @@ class SiteInfo:
         newest: the number of the state that it has published.
         fetched: the number of the state that it downloaded last.
         pulse: step, round and place, as it told them.
+        silent_lanes: its processes that have not been heard of for long, though their connections are there.
     """
 
     site: int
@@ -56,10 +57,16 @@ class SiteInfo:
     newest: int = START - 1
     fetched: int = START - 1
     pulse: Mapping[str, Any] = field(default_factory=dict)
+    silent_lanes: set[int] = field(default_factory=set)
 
     def is_gone(self, now: float) -> bool:
-        """Whether it is not expected back."""
-        return self.has_ended or now >= self.lost + _RETURN_SECONDS
+        """Whether it is not expected back, or not soon."""
+        return self.has_ended or bool(self.silent_lanes) or now >= self.lost + _RETURN_SECONDS
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether others can download from it."""
+        return self.is_connected and not self.silent_lanes
 
     @property
     def is_connected(self) -> bool:
@@ -203,6 +210,14 @@ class Roster:
             if not info.has_ended:
                 self._say(f"site {site} is lost: {info.where}{_told(info)}")
         self.look(now)
+
+    def hear(self, site: int, lane: int, is_silent: bool, now: float) -> None:
+        """A process of a site has not been heard of for long, or is heard of again."""
+        silent = self.sites[site].silent_lanes
+        if is_silent != (lane in silent):
+            silent.symmetric_difference_update({lane})
+            self._say(f"site {site}: its process {lane} {'hangs' if is_silent else 'is heard of again'}")
+            self.look(now)
 
     def end(self, site: int, question: int, seconds: float, now: float) -> None:
         """A site is through; it is let go when nobody needs what it has, after `seconds` at the latest."""
@@ -404,6 +419,8 @@ class Roster:
             return
         lost = sorted(set(attempt.members) - set(left))
         told = f"without {_names(lost)}" if lost else "as a connection broke"
+        if any(not self._is_lost(attempt, site, now) for site in lost):
+            told += f", as not all were through in {attempt.seconds:g} s"
         self._say(f"round {attempt.number + 1}: begins again {told}")
         following = self._begin(attempt.number, attempt.attempt + 1, left, attempt.seconds, now)
         following.num_breaks = attempt.num_breaks + 1 if left == attempt.members else 0
@@ -440,7 +457,7 @@ class Roster:
         """Whether it could be answered."""
         others = [info for site, info in self.sites.items() if site != wanted.site]
         if self.newest >= wanted.at_least:
-            holders = [info for info in others if info.is_connected and info.newest == self.newest]
+            holders = [info for info in others if info.newest == self.newest and info.can_serve]
             holders = [info for info in holders if info.site not in wanted.without] or holders
             if holders:
                 self._num_groups += 1

@@ -140,6 +140,7 @@ class _SitesOfRun:
     def __init__(self, name: str, num_sites: int, say: Callable[[str], None]) -> None:
         self.name, self.num_sites = name, num_sites
         self.connections: dict[tuple[int, int], SignedChannel] = {}  # of a site's lanes
+        self._heard: dict[tuple[int, int], float] = {}  # when a connection last said something
         self._sessions: dict[tuple[int, int], str] = {}
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
@@ -176,7 +177,7 @@ class _SitesOfRun:
         earlier = self.connections.pop(who, None)
         if earlier is not None:
             earlier.close()
-        self.connections[who], self._sessions[who] = channel, session
+        self.connections[who], self._sessions[who], self._heard[who] = channel, session, now
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return who
@@ -185,7 +186,9 @@ class _SitesOfRun:
         """A connection has ended."""
         if self.connections.get(who) is not channel:
             return
-        del self.connections[who]
+        del self.connections[who], self._heard[who]
+        if who[1] and who[0] in self.roster.sites:
+            self.roster.hear(*who, False, now)
         self._watching.pop(who, None)
         self._notes.forget_asker(who)
         if who[1] == 0:
@@ -194,6 +197,9 @@ class _SitesOfRun:
     def silent(self, now: float, seconds: float) -> list[SignedChannel]:
         """Connections of sites that have not been heard of for so long."""
         found = []
+        for (site, lane), heard in self._heard.items():
+            if lane and site in self.roster.sites and now > heard + seconds:
+                self.roster.hear(site, lane, True, now)
         for site, info in self.roster.sites.items():
             if info.is_connected and now > info.heard + seconds:
                 found += [channel for who, channel in self.connections.items() if who[0] == site]
@@ -205,8 +211,11 @@ class _SitesOfRun:
     def take(self, who: tuple[int, int], message: Mapping[str, Any], now: float) -> None:
         """A message of a site."""
         what, (site, lane), roster = message["say"], who, self.roster
+        self._heard[who] = now
         if lane == 0:
             roster.sites[site].heard = now
+        elif lane in roster.sites[site].silent_lanes:
+            roster.hear(site, lane, False, now)
         if what == "note":
             self._notes.ask(who, int(message["id"]), message)
         elif what == "pulse":
