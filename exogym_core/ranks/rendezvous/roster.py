@@ -9,114 +9,22 @@ that is gone is not waited for, and attempts at which a connection broke are beg
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from exogym_core.ranks.rendezvous.agenda import Attempt, Round, Wanted
+from exogym_core.ranks.rendezvous.downloads import Downloads
+from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["START", "Roster", "SiteInfo"]
 
-START = -1
-"""The number of the meeting before the first round, at which all get the same state."""
-
-# A process whose connection ended may only have lost that: it is gone when it has not come back by then.
-_RETURN_SECONDS = 1.0
 # From the first broken connection of an attempt until it is known who is gone.
 _BREAK_SECONDS = 1.5
 # How long after an attempt's time its members may still say that it failed.
 _ANSWER_SECONDS = 3.0
 _MOST_BREAKS = 3  # attempts of the same members that may break before somebody is left out
-
-
-@dataclass(eq=False)
-class SiteInfo:
-    """What is known of one site.
-
-    Attributes:
-        site: its number.
-        session: names its process.
-        where: host and process, for people.
-        heard: when it last said something.
-        lost: when its connection ended; infinity while it is there.
-        has_begun: whether it has what the others had, and takes part.
-        has_ended: whether it is through with everything.
-        newest: the number of the state that it has published.
-        fetched: the number of the state that it downloaded last.
-        pulse: step, round and place, as it told them.
-        silent_lanes: its processes that have not been heard of for long, though their connections are there.
-    """
-
-    site: int
-    session: str
-    where: str
-    heard: float
-    lost: float = math.inf
-    has_begun: bool = False
-    has_ended: bool = False
-    newest: int = START - 1
-    fetched: int = START - 1
-    pulse: Mapping[str, Any] = field(default_factory=dict)
-    silent_lanes: set[int] = field(default_factory=set)
-
-    def is_gone(self, now: float) -> bool:
-        """Whether it is not expected back, or not soon."""
-        return self.has_ended or bool(self.silent_lanes) or now >= self.lost + _RETURN_SECONDS
-
-    @property
-    def can_serve(self) -> bool:
-        """Whether others can download from it."""
-        return self.is_connected and not self.silent_lanes
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it can be spoken to."""
-        return self.lost == math.inf
-
-
-@dataclass(eq=False)
-class _Round:
-    """Who has come to the meeting of a number; `members` is who was there in time, once that is known."""
-
-    number: int
-    deadline: float
-    seconds: float
-    awaited: frozenset[int] | None
-    come: dict[int, tuple[int, float]] = field(default_factory=dict)  # site -> (question, weight)
-    late: dict[int, int] = field(default_factory=dict)  # site -> question
-    members: tuple[int, ...] = ()
-    sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
-    weights: dict[int, float] = field(default_factory=dict)
-    opened: float = 0.0
-    is_settled: bool = False
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """One attempt of those present to do their work, until it is known who is `left`."""
-
-    number: int
-    attempt: int
-    group: str
-    members: tuple[int, ...]
-    sessions: Mapping[int, str]  # their processes, as far as known
-    seconds: float
-    deadline: float
-    num_breaks: int = 0
-    said: dict[int, tuple[int, bool]] = field(
-        default_factory=dict
-    )  # site -> (question, whether it is through)
-    broke: float = math.inf
-    left: tuple[int, ...] | None = None
-    next_group: str = ""
-
-
-@dataclass(eq=False)
-class _Wanted:
-    site: int
-    question: int
-    at_least: int
-    without: frozenset[int]
 
 
 class Roster:
@@ -141,13 +49,17 @@ class Roster:
         self.sites: dict[int, SiteInfo] = {}
         self.newest = START - 1
         self.began: float | None = None  # when the first round did
-        self._rounds: dict[int, _Round] = {}
-        self._attempts: dict[tuple[int, int, str], _Attempt] = {}  # by number, attempt and group
-        self._downloads: list[_Wanted] = []
+        self._rounds: dict[int, Round] = {}
+        self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
+        self._downloads = Downloads(self.sites, send, self._new_group)
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
         self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
         self._num_groups = 0
         self._present: tuple[int, ...] = ()
+
+    def _new_group(self) -> str:
+        self._num_groups += 1
+        return f"{self.name}-{self._num_groups}"
 
     # --- coming and going -----------------------------------------------------------------------------------
 
@@ -195,7 +107,7 @@ class Roster:
 
     def _forget(self, site: int) -> None:
         """What an earlier process of this site has asked is not asked any more."""
-        self._downloads = [each for each in self._downloads if each.site != site]
+        self._downloads.forget(site)
         self._leaving.pop(site, None)
         for each in self._rounds.values():
             each.late.pop(site, None)
@@ -208,7 +120,7 @@ class Roster:
         if info is not None and info.session == session and info.is_connected:
             info.lost = now
             if not info.has_ended:
-                self._say(f"site {site} is lost: {info.where}{_told(info)}")
+                self._say(f"site {site} is lost: {info.where}{progress_of(info)}")
         self.look(now)
 
     def hear(self, site: int, lane: int, is_silent: bool, now: float) -> None:
@@ -223,7 +135,7 @@ class Roster:
         """A site is through; it is let go when nobody needs what it has, after `seconds` at the latest."""
         self.sites[site].has_ended = True
         self._leaving[site] = (question, now + seconds)
-        self._say(f"site {site} is through{_told(self.sites[site])}")
+        self._say(f"site {site} is through{progress_of(self.sites[site])}")
         self.look(now)
 
     def elapsed(self, now: float) -> float | None:
@@ -245,7 +157,7 @@ class Roster:
                 del self._rounds[passed]
             awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
             deadline = now + float(asked["seconds"])
-            meeting = self._rounds[number] = _Round(
+            meeting = self._rounds[number] = Round(
                 number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
             )
         if meeting.is_settled:
@@ -272,7 +184,7 @@ class Roster:
         ]  # an earlier process of it may be one
         self._send(site, {"id": question, "present": present, "group": ""})
 
-    def _look_at_round(self, meeting: _Round, now: float) -> None:
+    def _look_at_round(self, meeting: Round, now: float) -> None:
         if meeting.is_settled:
             if meeting.late and self.newest > meeting.number:
                 for site, question in meeting.late.items():
@@ -289,7 +201,7 @@ class Roster:
         if there and (now >= meeting.deadline or self._awaited(meeting, now) <= set(meeting.come)):
             self._settle(meeting, tuple(sorted(there)), now)
 
-    def _awaited(self, meeting: _Round, now: float) -> set[int]:
+    def _awaited(self, meeting: Round, now: float) -> set[int]:
         wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
         if meeting.number == START:  # who was stopped before may come again, perhaps with a newer state
             return {site for site in wanted if not self._is_out(site, meeting.opened, now)}
@@ -298,22 +210,22 @@ class Roster:
         back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
         return awaited | {site for site in back if not self._is_gone(site, now)}
 
-    def _settle(self, meeting: _Round, members: tuple[int, ...], now: float) -> None:
+    def _settle(self, meeting: Round, members: tuple[int, ...], now: float) -> None:
         meeting.is_settled, meeting.members = True, members
         meeting.sessions = {site: self.sites[site].session for site in members}
         meeting.weights = {site: weight for site, (_, weight) in meeting.come.items()}
         if self.began is None:
             self.began = now
         missing = sorted(set(self.sites) - set(members))
-        without = f", without {_names(missing)}" if missing else ""
+        without = f", without {names_of(missing)}" if missing else ""
         what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
         if meeting.number == START or members != self._present:
-            self._say(f"{what}: {_names(members)}{without}")
+            self._say(f"{what}: {names_of(members)}{without}")
         attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
         for site in members:
             self._tell_present(site, meeting.come[site][0], meeting, attempt)
 
-    def _tell_present(self, site: int, question: int, meeting: _Round, attempt: _Attempt) -> None:
+    def _tell_present(self, site: int, question: int, meeting: Round, attempt: Attempt) -> None:
         present = [[member, meeting.weights.get(member, 1.0)] for member in attempt.members]
         self._send(
             site,
@@ -330,12 +242,11 @@ class Roster:
 
     def _begin(
         self, number: int, attempt: int, members: tuple[int, ...], seconds: float, now: float
-    ) -> _Attempt:
+    ) -> Attempt:
         sessions = tuple((site, self.sites[site].session) for site in members)
         if sessions != self._standing[0]:
-            self._num_groups += 1
-            self._standing = (sessions, f"{self.name}-{self._num_groups}")
-        made = _Attempt(number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds)
+            self._standing = (sessions, self._new_group())
+        made = Attempt(number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds)
         for key in [key for key, each in self._attempts.items() if each.number < number]:
             del self._attempts[key]
         self._attempts[number, attempt, made.group] = made
@@ -353,9 +264,9 @@ class Roster:
             # Of an earlier life of this rendezvous: what its members say tells what it knew.
             seconds = float(asked["seconds"])
             sessions = {member: self.sites[member].session for member in members if member in self.sites}
-            attempt = _Attempt(number, nth, group, members, sessions, seconds, now + seconds)
+            attempt = Attempt(number, nth, group, members, sessions, seconds, now + seconds)
             self._attempts[key] = attempt
-            meeting = _Round(number, now, seconds, frozenset(), sessions=sessions)
+            meeting = Round(number, now, seconds, frozenset(), sessions=sessions)
             meeting.is_settled, meeting.members = True, members
             self._rounds.setdefault(number, meeting)
         attempt.said[site] = (question, bool(asked["is_through"]))
@@ -363,7 +274,7 @@ class Roster:
             attempt.broke = min(attempt.broke, now)
         self.look(now)
 
-    def _look_at_attempt(self, attempt: _Attempt, now: float) -> None:
+    def _look_at_attempt(self, attempt: Attempt, now: float) -> None:
         if attempt.left is None:
             left = self._left(attempt, now)
             if left is None:
@@ -381,7 +292,7 @@ class Roster:
                 self._tell_left(site, question, attempt)
                 attempt.said[site] = (0, attempt.said[site][1])
 
-    def _tell_left(self, site: int, question: int, attempt: _Attempt) -> None:
+    def _tell_left(self, site: int, question: int, attempt: Attempt) -> None:
         assert attempt.left is not None
         told = {"id": question, "left": list(attempt.left), "group": attempt.next_group or attempt.group}
         following = self._attempts.get((attempt.number, attempt.attempt + 1, attempt.next_group))
@@ -389,7 +300,7 @@ class Roster:
             told |= {"attempt": following.attempt, "seconds": following.seconds}
         self._send(site, told)
 
-    def _left(self, attempt: _Attempt, now: float) -> tuple[int, ...] | None:
+    def _left(self, attempt: Attempt, now: float) -> tuple[int, ...] | None:
         """Who is left of an attempt: all where all are through; None while that is not known yet."""
         members = attempt.members
         if len(attempt.said) == len(members) and all(through for _, through in attempt.said.values()):
@@ -406,19 +317,19 @@ class Roster:
             return answering if answering != members else self._without_weakest(attempt)
         return None
 
-    def _without_weakest(self, attempt: _Attempt) -> tuple[int, ...]:
+    def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
         """All answer, and still they do not come through: without the one whose way here is the slowest."""
         delays = {site: float(self.sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
         weakest = max(attempt.members, key=lambda site: (delays[site], site))
         return tuple(site for site in attempt.members if site != weakest)
 
-    def _go_on(self, attempt: _Attempt, left: tuple[int, ...], now: float) -> None:
+    def _go_on(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
         self._standing = ((), "")
         self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
         if not left:
             return
         lost = sorted(set(attempt.members) - set(left))
-        told = f"without {_names(lost)}" if lost else "as a connection broke"
+        told = f"without {names_of(lost)}" if lost else "as a connection broke"
         if any(not self._is_lost(attempt, site, now) for site in lost):
             told += f", as not all were through in {attempt.seconds:g} s"
         self._say(f"round {attempt.number + 1}: begins again {told}")
@@ -445,34 +356,13 @@ class Roster:
 
     def fetch(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
         """A site wants the newest state: `at_least` this number, `without` the help of these sites."""
-        self._downloads.append(_Wanted(site, question, int(asked["at_least"]), frozenset(asked["without"])))
+        self._downloads.ask(Wanted(site, question, int(asked["at_least"]), frozenset(asked["without"])))
         self.look(now)
 
     def fetched(self, site: int, number: int, now: float) -> None:
         """A site has that state now."""
         self.sites[site].fetched, self.sites[site].has_begun = number, True
         self.look(now)
-
-    def _look_at_download(self, wanted: _Wanted, now: float) -> bool:
-        """Whether it could be answered."""
-        others = [info for site, info in self.sites.items() if site != wanted.site]
-        if self.newest >= wanted.at_least:
-            holders = [info for info in others if info.newest == self.newest and info.can_serve]
-            holders = [info for info in holders if info.site not in wanted.without] or holders
-            if holders:
-                self._num_groups += 1
-                group, holder = f"{self.name}-{self._num_groups}", min(holders, key=lambda info: info.heard)
-                found = {"number": self.newest, "holder": holder.site, "group": group}
-                self._send(holder.site, {"push": "serve", "to": wanted.site, **found})
-                self._send(wanted.site, {"id": wanted.question, **found})
-                return True
-        waiting = {each.site for each in self._downloads}
-        hopeful = [info for info in others if not info.is_gone(now) and info.site not in waiting]
-        if hopeful:
-            return False
-        ended = any(info.has_ended for info in others)
-        self._send(wanted.site, {"id": wanted.question, "number": None, "ended": ended})
-        return True
 
     # --- whenever something has happened -------------------------------------------------------------------------
 
@@ -482,9 +372,7 @@ class Roster:
             self._look_at_attempt(attempt, now)
         for meeting in list(self._rounds.values()):
             self._look_at_round(meeting, now)
-        for wanted in list(self._downloads):
-            if self._look_at_download(wanted, now) and wanted in self._downloads:
-                self._downloads.remove(wanted)
+        self._downloads.look(self.newest, now)
         for site, (question, until) in list(self._leaving.items()):
             if now >= until or not self._is_needed(site, now):
                 del self._leaving[site]
@@ -504,18 +392,9 @@ class Roster:
         info = self.sites.get(site)
         return info is not None and (info.has_ended or (info.is_gone(now) and info.lost >= since))
 
-    def _is_lost(self, what: _Round | _Attempt, site: int, now: float) -> bool:
+    def _is_lost(self, what: Round | Attempt, site: int, now: float) -> bool:
         """Whether the process that was a member of this is no more, though another may be that site."""
         if site not in self.sites:
             return False
         session = self.sites[site].session
         return self._is_gone(site, now) or what.sessions.get(site, session) != session
-
-
-def _names(sites: Sequence[int]) -> str:
-    return ("site " if len(sites) == 1 else "sites ") + ", ".join(map(str, sites))
-
-
-def _told(info: SiteInfo) -> str:
-    step = info.pulse.get("step")
-    return "" if not step else f", after step {step}"

@@ -14,13 +14,13 @@ import secrets
 import socket
 import threading
 import time
-from collections import Counter
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.meeting_place import SERVICE
 from exogym_core.names import visible
+from exogym_core.ranks.rendezvous.notes import Notes
 from exogym_core.ranks.rendezvous.roster import Roster
+from exogym_core.ranks.rendezvous.row_log import RowLog
 from netsim.files.errors import InputError
 from netsim.files.signed import PeerError, StrangerError, answer
 
@@ -35,103 +35,8 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_TO_READ = 2.0  # for a site whose connection is full; others wait meanwhile
 _SECONDS_TO_HELLO = 10.0
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
-_MOST_KEYS = 20_000
 _ROWS_AT_ONCE = 500
 _MOST_RUNS = 100  # that are remembered
-
-
-class _Notes:
-    """What torch's process groups ask of a store; answers may have to wait.
-
-    Args:
-        answer: called with (who asked, question, answer).
-    """
-
-    def __init__(self, answer: Callable[[tuple[int, int], int, Mapping[str, Any]], None]) -> None:
-        self._answer = answer
-        self._values: dict[str, str] = {}
-        self._waiting: list[tuple[tuple[int, int], int, str]] = []
-
-    def ask(self, who: tuple[int, int], question: int, asked: Mapping[str, Any]) -> None:
-        """`set`, `get`, `add` or `check` a key, or `delete` it."""
-        what, key = asked["does"], str(asked["key"])
-        if what == "get":
-            self._waiting.append((who, question, key))
-            self._look()
-            return
-        told: dict[str, Any] = {}
-        if what == "set":
-            while len(self._values) >= _MOST_KEYS:  # of groups that were made long ago
-                del self._values[next(iter(self._values))]
-            self._values[key] = str(asked["value"])
-        elif what == "add":
-            self._values[key] = str(int(self._values.get(key, "0")) + int(asked["value"]))
-            told["value"] = int(self._values[key])
-        elif what == "check":
-            told["value"] = all(each in self._values for each in asked["keys"])
-        else:
-            told["value"] = self._values.pop(key, None) is not None
-        self._answer(who, question, told)
-        self._look()
-
-    def forget(self, group: str) -> None:
-        """The group is no more: its keys go, and who waits for one hears so."""
-        for key in [key for key in self._values if key.startswith(f"{group}/")]:
-            del self._values[key]
-        gone = [each for each in self._waiting if each[2].startswith(f"{group}/")]
-        self._waiting = [each for each in self._waiting if each not in gone]
-        for who, question, _ in gone:
-            self._answer(who, question, {"error": "the group is no more"})
-
-    def forget_asker(self, who: tuple[int, int]) -> None:
-        """Who asked is not there any more."""
-        self._waiting = [each for each in self._waiting if each[0] != who]
-
-    def _look(self) -> None:
-        for each in list(self._waiting):
-            who, question, key = each
-            if key in self._values:
-                self._waiting.remove(each)
-                self._answer(who, question, {"value": self._values[key]})
-
-
-class _RowLog:
-    """All rows of all sites, in the order in which they came, in a file of no name."""
-
-    def __init__(self) -> None:
-        self._file = TemporaryFile()  # noqa: SIM115
-        self._ends = [0]
-        self._num_of: Counter[str] = Counter()  # of each session
-
-    def add(self, session: str, first: int, rows: list[str]) -> None:
-        """Rows of a session, of which the first has that number; those known already are left out."""
-        known = self._num_of[session]
-        for row in rows[max(known - first, 0) :]:
-            data = row.encode()
-            self._file.seek(self._ends[-1])
-            self._file.write(data)
-            self._ends.append(self._ends[-1] + len(data))
-            self._num_of[session] += 1
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def rows(self, start: int, number: int) -> list[str]:
-        """So many from a number on."""
-        stop = min(start + number, len(self))
-        self._file.seek(self._ends[start])
-        return [
-            self._file.read(self._ends[place + 1] - self._ends[place]).decode()
-            for place in range(start, stop)
-        ]
-
-    def num_of(self, session: str) -> int:
-        """How many rows of a session there are."""
-        return self._num_of[session]
-
-    def close(self) -> None:
-        """Forget everything."""
-        self._file.close()
 
 
 class _SitesOfRun:
@@ -145,7 +50,7 @@ class _SitesOfRun:
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
         self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say)
-        self._notes, self._rows = _Notes(self._answer), _RowLog()
+        self._notes, self._rows = Notes(self._answer), RowLog()
 
     @property
     def is_over(self) -> bool:

@@ -1,0 +1,59 @@
+"""What sites have come to a rendezvous for and is not settled: rounds, attempts at them, downloads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Attempt", "Round", "Wanted"]
+
+
+@dataclass(eq=False)
+class Round:
+    """Who has come to the meeting of a number; `members` is who was there in time, once that is known."""
+
+    number: int
+    deadline: float
+    seconds: float
+    awaited: frozenset[int] | None
+    come: dict[int, tuple[int, float]] = field(default_factory=dict)  # site -> (question, weight)
+    late: dict[int, int] = field(default_factory=dict)  # site -> question
+    members: tuple[int, ...] = ()
+    sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
+    weights: dict[int, float] = field(default_factory=dict)
+    opened: float = 0.0
+    is_settled: bool = False
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One attempt of those present to do their work, until it is known who is `left`."""
+
+    number: int
+    attempt: int
+    group: str
+    members: tuple[int, ...]
+    sessions: Mapping[int, str]  # their processes, as far as known
+    seconds: float
+    deadline: float
+    num_breaks: int = 0
+    said: dict[int, tuple[int, bool]] = field(
+        default_factory=dict
+    )  # site -> (question, whether it is through)
+    broke: float = math.inf
+    left: tuple[int, ...] | None = None
+    next_group: str = ""
+
+
+@dataclass(eq=False)
+class Wanted:
+    """A state that a site wants to download: at least of this number, `without` the help of these."""
+
+    site: int
+    question: int
+    at_least: int
+    without: frozenset[int]

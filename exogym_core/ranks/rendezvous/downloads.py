@@ -1,0 +1,64 @@
+"""Who of the sites at a rendezvous gives its state to whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from exogym_core.ranks.rendezvous.agenda import Wanted
+    from exogym_core.ranks.rendezvous.site_info import SiteInfo
+
+__all__ = ["Downloads"]
+
+
+class Downloads:
+    """What sites want and nobody could give yet.
+
+    Args:
+        sites: by number.
+        send: called with (site, message).
+        new_group: gives a name that no group has had.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[int, SiteInfo],
+        send: Callable[[int, Mapping[str, Any]], None],
+        new_group: Callable[[], str],
+    ) -> None:
+        self._sites, self._send, self._new_group = sites, send, new_group
+        self._wanted: list[Wanted] = []
+
+    def ask(self, wanted: Wanted) -> None:
+        """A site wants a state."""
+        self._wanted.append(wanted)
+
+    def forget(self, site: int) -> None:
+        """A site wants nothing any more."""
+        self._wanted = [each for each in self._wanted if each.site != site]
+
+    def look(self, newest: int, now: float) -> None:
+        """See who can be answered, where `newest` is the number of the newest state."""
+        for wanted in list(self._wanted):
+            if self._is_answered(wanted, newest, now) and wanted in self._wanted:
+                self._wanted.remove(wanted)
+
+    def _is_answered(self, wanted: Wanted, newest: int, now: float) -> bool:
+        others = [info for site, info in self._sites.items() if site != wanted.site]
+        if newest >= wanted.at_least:
+            holders = [info for info in others if info.newest == newest and info.can_serve]
+            holders = [info for info in holders if info.site not in wanted.without] or holders
+            if holders:
+                holder = min(holders, key=lambda info: info.heard)
+                found = {"number": newest, "holder": holder.site, "group": self._new_group()}
+                self._send(holder.site, {"push": "serve", "to": wanted.site, **found})
+                self._send(wanted.site, {"id": wanted.question, **found})
+                return True
+        waiting = {each.site for each in self._wanted}
+        if any(not info.is_gone(now) and info.site not in waiting for info in others):
+            return False  # somebody may have it soon
+        ended = any(info.has_ended for info in others)
+        self._send(wanted.site, {"id": wanted.question, "number": None, "ended": ended})
+        return True
