@@ -77,7 +77,7 @@ class _SitesOfRun:
                 "start the rendezvous anew"
             )
         if lane == 0:
-            site = self.roster.arrive(site, session, hello, now)
+            site = self._arrived(site, session, hello, now)
         who = (int(site), lane)
         earlier = self.connections.pop(who, None)
         if earlier is not None:
@@ -86,6 +86,16 @@ class _SitesOfRun:
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return who
+
+    def _arrived(self, site: Any, session: str, hello: Mapping[str, Any], now: float) -> int:
+        """The number of a site whose first process has come; others of an earlier life of it are not heard any more."""
+        before = dict(self.roster.sites)
+        number = self.roster.arrive(site, session, hello, now)
+        if number in before and self.roster.sites[number] is not before[number]:
+            for who in [who for who in self.connections if who[0] == number and who[1]]:
+                self.connections.pop(who).close()
+                del self._heard[who]
+        return number
 
     def leave(self, who: tuple[int, int], channel: SignedChannel, now: float) -> None:
         """A connection has ended."""
