@@ -294,7 +294,7 @@ def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
 
 def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many groups a long run makes, its rendezvous keeps a bounded number of notes, and the newest ones."""
-    monkeypatch.setattr("exogym_core.ranks.rendezvous.service._MOST_KEYS", 10)
+    monkeypatch.setattr("exogym_core.ranks.rendezvous.notes._MOST_KEYS", 10)
     with meeting(num_sites=1) as at, site(at, 0) as comm:
         for number in range(30):
             comm.link.ask("note", does="set", key=f"group {number}", value="x")

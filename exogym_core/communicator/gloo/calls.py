@@ -111,6 +111,8 @@ class GlooRank:
         Raises:
             DeadlockError: another rank waits for a call that this one will never make, or the reverse.
         """
+        if not self.groups:  # it has left already
+            return
         for calls in self.groups:
             calls.letters.end()
         if self.rendezvous.check:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Attempt", "Round", "Wanted"]
+__all__ = ["Attempt", "RoundMeeting", "Wanted"]
 
 
 @dataclass(eq=False)
-class Round:
+class RoundMeeting:
     """Who has come to the meeting of a number; `members` is who was there in time, once that is known."""
 
     number: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.ranks.rendezvous.agenda import Attempt, Round, Wanted
+from exogym_core.ranks.rendezvous.agenda import Attempt, RoundMeeting, Wanted
 from exogym_core.ranks.rendezvous.downloads import Downloads
 from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, progress_of
 
@@ -49,7 +49,7 @@ class Roster:
         self.sites: dict[int, SiteInfo] = {}
         self.newest = START - 1
         self.began: float | None = None  # when the first round did
-        self._rounds: dict[int, Round] = {}
+        self._rounds: dict[int, RoundMeeting] = {}
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
         self._downloads = Downloads(self.sites, send, self._new_group)
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
@@ -157,7 +157,7 @@ class Roster:
                 del self._rounds[passed]
             awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
             deadline = now + float(asked["seconds"])
-            meeting = self._rounds[number] = Round(
+            meeting = self._rounds[number] = RoundMeeting(
                 number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
             )
         if meeting.is_settled:
@@ -184,7 +184,7 @@ class Roster:
         ]  # an earlier process of it may be one
         self._send(site, {"id": question, "present": present, "group": ""})
 
-    def _look_at_round(self, meeting: Round, now: float) -> None:
+    def _look_at_round(self, meeting: RoundMeeting, now: float) -> None:
         if meeting.is_settled:
             if meeting.late and self.newest > meeting.number:
                 for site, question in meeting.late.items():
@@ -201,7 +201,7 @@ class Roster:
         if there and (now >= meeting.deadline or self._awaited(meeting, now) <= set(meeting.come)):
             self._settle(meeting, tuple(sorted(there)), now)
 
-    def _awaited(self, meeting: Round, now: float) -> set[int]:
+    def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
         wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
         if meeting.number == START:  # who was stopped before may come again, perhaps with a newer state
             return {site for site in wanted if not self._is_out(site, meeting.opened, now)}
@@ -210,7 +210,7 @@ class Roster:
         back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
         return awaited | {site for site in back if not self._is_gone(site, now)}
 
-    def _settle(self, meeting: Round, members: tuple[int, ...], now: float) -> None:
+    def _settle(self, meeting: RoundMeeting, members: tuple[int, ...], now: float) -> None:
         meeting.is_settled, meeting.members = True, members
         meeting.sessions = {site: self.sites[site].session for site in members}
         meeting.weights = {site: weight for site, (_, weight) in meeting.come.items()}
@@ -225,7 +225,7 @@ class Roster:
         for site in members:
             self._tell_present(site, meeting.come[site][0], meeting, attempt)
 
-    def _tell_present(self, site: int, question: int, meeting: Round, attempt: Attempt) -> None:
+    def _tell_present(self, site: int, question: int, meeting: RoundMeeting, attempt: Attempt) -> None:
         present = [[member, meeting.weights.get(member, 1.0)] for member in attempt.members]
         self._send(
             site,
@@ -266,7 +266,7 @@ class Roster:
             sessions = {member: self.sites[member].session for member in members if member in self.sites}
             attempt = Attempt(number, nth, group, members, sessions, seconds, now + seconds)
             self._attempts[key] = attempt
-            meeting = Round(number, now, seconds, frozenset(), sessions=sessions)
+            meeting = RoundMeeting(number, now, seconds, frozenset(), sessions=sessions)
             meeting.is_settled, meeting.members = True, members
             self._rounds.setdefault(number, meeting)
         attempt.said[site] = (question, bool(asked["is_through"]))
@@ -392,7 +392,7 @@ class Roster:
         info = self.sites.get(site)
         return info is not None and (info.has_ended or (info.is_gone(now) and info.lost >= since))
 
-    def _is_lost(self, what: Round | Attempt, site: int, now: float) -> bool:
+    def _is_lost(self, what: RoundMeeting | Attempt, site: int, now: float) -> bool:
         """Whether the process that was a member of this is no more, though another may be that site."""
         if site not in self.sites:
             return False
