@@ -377,6 +377,7 @@ def test_any_name_becomes_one_of_its_own_that_files_accept(names: list[str]) -> 
             "c.json",
             json.dumps({**iperf(1e6, 80), "end": {**iperf(1e6, 80)["end"], "streams": [{"sender": 3}]}}),
         ),
+        ("ways.json", json.dumps([{"from": "us", "to": "\x1b[31m", "rtt_ms": '"'}])),
         ("us--eu.txt", "rtt min/avg/max/mdev = 80.0.5/90.0/95.0/1.0 ms"),
         ("g.gml", "graph [\x12 node ]"),
         (

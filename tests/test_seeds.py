@@ -18,6 +18,7 @@ from exogym_core.results import report
 from exogym_core.results.record import RunFolder
 from exogym_core.results.report import Results, table_cells, verdict, write_report
 from exogym_core.results.seeds import Tally, mean_and_deviation, merged
+from netsim.files.documents import parse_document
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -411,3 +412,10 @@ class TestFailures:
     def test_the_only_strategy_s_error_is_the_run_s(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "failing.yaml", "--strategy", "Failing", "--out", "out"]) == 1
         assert "boom" in capsys.readouterr().err.splitlines()[-2]
+
+
+@pytest.mark.parametrize("seeds", ["9223372036854775807", str([*range(10_001)])])
+def test_very_many_seeds_are_refused_before_they_fill_the_memory(seeds: str) -> None:
+    text = f"task: digits\nworkers: {{count: 2}}\nsteps: 1\nseeds: {seeds}\nstrategies: [AllReduce]\n"
+    with pytest.raises(InputError, match=r"^many.yaml:4: seeds: expected at most 10,000 seeds$"):
+        Experiment.from_document(parse_document(text, "many.yaml"))

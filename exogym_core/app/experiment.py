@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment"]
 
+_MOST_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -342,6 +344,8 @@ def _resolved_seeds(settings: Settings, document: Document) -> dict[str, Any]:
     given, first = settings.seeds, settings.seed
     if given is None:
         return {}
+    if (given if isinstance(given, int) else len(given)) > _MOST_SEEDS:
+        raise document.error(("seeds",), f"expected at most {_MOST_SEEDS:,} seeds")
     seeds = given if isinstance(given, list) else [first + number for number in range(given)]
     if len(set(seeds)) < len(seeds):
         twice = next(seed for seed in seeds if seeds.count(seed) > 1)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import InputError
+from netsim.files.problems import printable
 from netsim.files.units import parse_bits_per_second, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ def _add(path: str | Path, pairs: Pairs, source: str, target: str, column: str, 
     if source == target or value is None:
         return
     kind, read = _COLUMNS[column]
-    pairs.add(source, target, **{kind: _value(f"{path}: {source} to {target}", read, str(value))})  # type: ignore[arg-type]
+    number = _value(f"{path}: {printable(source)} to {printable(target)}", read, str(value))
+    pairs.add(source, target, **{kind: number})  # type: ignore[arg-type]
 
 
 def _value(where: str, read: Callable[[str], float], text: str) -> float:
