@@ -211,7 +211,7 @@ class Simulation:
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         if recorder is not None and self.network is not None:
             recorder.watch(self.network)
-        self.link_history = LinkHistory(self.network) if self.network is not None else None
+        self.link_history = LinkHistory(self.network, world.num_ranks) if self.network is not None else None
         self._on_row = on_row
         faults = Faults(self.network) if self.network is not None else None
         self.kernel = Kernel(
