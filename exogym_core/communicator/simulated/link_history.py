@@ -20,23 +20,17 @@ class LinkHistory:
     Looking changes nothing. Instants are at first all those it is told of; when there are too many, every other one is
     dropped, and from then on those that come too soon after the last.
 
-    A look costs as much as many steps do, where collectives are known by heart: their bytes are then spread over links.
-
     Args:
         network: whose links.
-        stride: of what it is told, only each so manieth is an occasion to look.
     """
 
-    def __init__(self, network: Network, stride: int = 1) -> None:
-        self._network, self._stride, self._num_told = network, stride, 0
+    def __init__(self, network: Network) -> None:
+        self._network = network
         self._looks: list[tuple[float, FloatArray]] = [(network.env.now, network.link_bytes)]
         self._gap_seconds = 0.0
 
     def look(self) -> None:
         """Note what has crossed links until now, if the last look is long enough ago."""
-        self._num_told += 1
-        if self._num_told % self._stride:
-            return
         now = float(self._network.env.now)
         if now <= self._looks[-1][0] or now < self._looks[-1][0] + self._gap_seconds:
             return
