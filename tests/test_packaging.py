@@ -13,7 +13,7 @@ from exogym_core.app.cli import main
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("exogym_core", "netsim", "topologies")
-LEFT_OUT = {".py", ".pyc"}
+LEFT_OUT = {".py"}
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 EXPERIMENT = """\
@@ -38,7 +38,8 @@ def test_everything_that_commands_read_is_in_the_wheel(package: str) -> None:
         for pattern in CONFIG["tool"]["setuptools"]["package-data"][package]
         for path in folder.glob(pattern)
     }
-    there = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in LEFT_OUT}
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    there = {path for path in files if path.suffix not in LEFT_OUT}
     assert there - declared == set()
 
 

@@ -30,8 +30,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
     The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.
     Weights are `w = samples^2 / steps`; embeddings go by `D = sum w d / sum w`, other tensors by mean length and mean
     direction, `D = (sum w |d| / sum w) unit(sum w d / |d|)`. A Nesterov step along D gives the fragment's phi, which
-    goes to every learner: `theta = (1 - mix) theta + mix phi`, and its next displacement is measured from phi. What
-    comes for a round that has been merged is dropped.
+    goes to every learner: `theta = (1 - mix) theta + mix phi`; displacements are from there. What is late is dropped.
 
     Second-hand, as summaries of the paper tell it. What learners do with merged fragments (`mix` stands in) and how the
     grace window adapts (it is fixed) were not found.
@@ -59,8 +58,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         self.fragments = packed(sizes, min(told.num_fragments, told.H), apart=self._embeddings)
         self._due = [(p + 1) * told.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
-        # Samples and steps since the learner last sent the fragment; fragment and round -> learner -> letter.
-        self._since = [[0, 0] for _ in self.fragments]
+        self._since = [[0, 0] for _ in self.fragments]  # samples and steps since each left
         self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._deadlines: dict[tuple[int, int], float] = {}  # of those that have a quorum
 
@@ -77,8 +75,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         self.optimizer_step()
         self._since = [[seen + max(self.context.samples, 1), steps + 1] for seen, steps in self._since]
         letters = self.comm.take("merged")
-        place = self.local_step % self.options.H + 1
-        leaving = [p for p, due in enumerate(self._due) if due == place]
+        leaving = [p for p, due in enumerate(self._due) if due == self.local_step % self.options.H + 1]
         if letters or leaving:
             theta = self._flat()
             for _, letter in letters:
