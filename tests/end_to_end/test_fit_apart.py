@@ -13,6 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.soak  # on a crowded machine sites can wait for each other until their time is over
+
 EXPERIMENT = """\
 name: apart
 task: digits
