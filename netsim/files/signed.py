@@ -18,9 +18,12 @@ import socket
 import struct
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["PeerError", "Place", "SignedChannel", "StrangerError", "answer", "connect"]
 
@@ -148,7 +151,7 @@ def connect(place: Place, secret: bytes, service: str, where: str, seconds: floa
 
 def greet(opened: socket.socket, secret: bytes, service: str, where: str) -> SignedChannel:
     """A channel over a connection that this end has made; raises as `connect` does."""
-    try:
+    with _or_closed(opened, f"{where}: is no {service}, or not ready"):
         deadline = _prepared(opened)
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         opened.sendall(greeting + mine)
@@ -162,12 +165,6 @@ def greet(opened: socket.socket, secret: bytes, service: str, where: str) -> Sig
             )
         if not hmac.compare_digest(_read(opened, _SEAL_BYTES, deadline), _proof(secret, b"listens", both)):
             raise StrangerError(f"{where}: does not know the secret")
-    except OSError as error:
-        opened.close()
-        raise PeerError(f"{where}: is no {service}, or not ready ({_reason(error)})") from None
-    except StrangerError:
-        opened.close()
-        raise
     to, fro = _keys(secret, both)
     return SignedChannel(opened, where, (to, fro))
 
@@ -180,7 +177,7 @@ def answer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
         StrangerError: it does not know the secret, or wants something else; it is told nothing else.
     """
     where = _peer(opened)
-    try:
+    with _or_closed(opened, f"{where}: left before showing that it knows the secret"):
         deadline = _prepared(opened)
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         if _read(opened, len(greeting), deadline) != greeting:
@@ -192,14 +189,21 @@ def answer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
             opened.sendall(b"n")
             raise StrangerError(f"{where}: has another secret")
         opened.sendall(b"y" + _proof(secret, b"listens", both))
+    to, fro = _keys(secret, both)
+    return SignedChannel(opened, where, (fro, to))
+
+
+@contextlib.contextmanager
+def _or_closed(opened: socket.socket, failure: str) -> Iterator[None]:
+    """Greet within: else the connection is closed, and what went wrong with it is told as `failure`."""
+    try:
+        yield
     except OSError as error:
         opened.close()
-        raise PeerError(f"{where}: left before showing that it knows the secret ({_reason(error)})") from None
+        raise PeerError(f"{failure} ({_reason(error)})") from None
     except StrangerError:
         opened.close()
         raise
-    to, fro = _keys(secret, both)
-    return SignedChannel(opened, where, (fro, to))
 
 
 def _prepared(opened: socket.socket) -> float:
