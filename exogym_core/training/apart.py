@@ -24,11 +24,9 @@ from exogym_core.ranks.rng import RandomStates
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
 from exogym_core.training.in_rounds import RoundsInOrder
-from exogym_core.training.lookout import RunLookout
+from exogym_core.training.lookout import RunLookout, planned_together
 from exogym_core.training.resumption import (
-    follow,
     go_on_after_restart,
-    plan,
     remember_checkpoints,
     run_mark,
     there_is,
@@ -266,11 +264,7 @@ def _train_beside(program: Program, result: FitResult, watch: _SiteWatch | None)
     about = (request.seed, request.timeout_seconds, request.compare_calls)
     with JoinedRank(take, partial(there_is, program), *about) as joined:
         inside = joined.comm
-        with inside.off_clock():
-            planned = inside.broadcast_object(None if watch is None else plan(program, watch.resumed))
-        if watch is None:
-            follow(program, planned)
-        program.request = replace(program.request, on_event=None)
+        planned_together(program, inside, watch)
         resumed = program.checkpoints.resumed
         _begin(program, result, resumed)
         with _connected(program, resumed is not None, joined.mark, inside) as comm:

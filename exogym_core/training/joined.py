@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
-from exogym_core.training.lookout import RunLookout
+from exogym_core.training.lookout import RunLookout, planned_together
 from exogym_core.training.resumption import (
-    follow,
     go_on_after_restart,
-    plan,
     remember_checkpoints,
     there_is,
 )
@@ -109,11 +107,7 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
     about = (request.seed, request.timeout_seconds, request.compare_calls)
     with JoinedRank(take, partial(there_is, program), *about) as joined:
         comm = joined.comm
-        with comm.off_clock():
-            planned = comm.broadcast_object(None if watcher is None else plan(program, watcher.resumed))
-        if watcher is None:
-            follow(program, planned)
-        program.request = replace(program.request, on_event=None)
+        planned = planned_together(program, comm, watcher)
         result.checkpoint_folder = program.checkpoints.folder
         result.resumed_step = planned["resumed step"]
         result.minibatch_size = program.request.minibatch_size

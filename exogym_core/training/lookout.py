@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.history import RowRecorder
 from exogym_core.training.background import BackgroundObserver, InlineObserver
 from exogym_core.training.logs import make_loggers
-from exogym_core.training.resumption import begin_checkpoints, find_resumed
+from exogym_core.training.resumption import begin_checkpoints, find_resumed, follow, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from exogym_core.communicator.base import Communicator
     from exogym_core.results.fit_result import FitResult
     from exogym_core.training.program import Program
 
-__all__ = ["RunLookout"]
+__all__ = ["RunLookout", "planned_together"]
 
 
 class RunLookout:
@@ -84,3 +86,15 @@ class RunLookout:
             self._observer.close()
             for logger in self._loggers:
                 logger.close()
+
+
+def planned_together(program: Program, comm: Communicator, lookout: RunLookout | None) -> Mapping[str, Any]:
+    """Have the processes that `comm` connects go on from what the one that looks on has prepared, off the clock."""
+    with comm.off_clock():
+        planned: Mapping[str, Any] = comm.broadcast_object(
+            None if lookout is None else plan(program, lookout.resumed)
+        )
+    if lookout is None:
+        follow(program, planned)
+    program.request = replace(program.request, on_event=None)
+    return planned
