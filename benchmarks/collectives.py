@@ -6,7 +6,7 @@ Ring all-reduces of 100 MB over a star, over four regions and placed round-robin
 collective repeated, and the collectives of training over a WAN, whose steps overlap. SimGrid's figures
 (3.32, plain max-min, whole process on a quiet machine of 2 cores) are those of the golden data; where its
 Python module is installed it is not run, since its C++ API is several times faster. `--large` adds 4,096
-and 10,000 ranks. Times do not contain loading the topology; the first play of the compiled loop, which
+and 10,000 ranks. Times do not contain loading the topology; the first run of the compiled loop, which
 compiles it once per machine, is told apart.
 """
 
@@ -19,7 +19,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from netsim.collectives import default_algorithm, play, schedule
+from netsim.collectives import default_algorithm, schedule, start_collective
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.ranks.kernel import Kernel
@@ -89,7 +89,7 @@ def time_ring(topology: Topology, hosts: list[int], num_bytes: int = 100_000_000
     network = Network(clock, topology, "ideal")
     made = schedule("all_reduce", len(hosts), num_bytes=num_bytes, algorithm="ring")
     ends: list[float] = []
-    one = play(network, made, hosts, on_done=lambda member: ends.append(clock.now))
+    one = start_collective(network, made, hosts, on_done=lambda member: ends.append(clock.now))
     for member in range(len(hosts)):
         one.arrive(member)
     clock.run()
@@ -109,7 +109,7 @@ def time_repeated(
         if pause_seconds:
             clock.run(until=clock.now + pause_seconds)
         started = time.perf_counter()
-        one = play(network, made, range(8), group="all", on_done=lambda member: None)
+        one = start_collective(network, made, range(8), group="all", on_done=lambda member: None)
         for member in range(8):
             one.arrive(member)
         clock.run()
@@ -159,7 +159,7 @@ def time_training(kind: str, disturbance: str, protocol: str, steps: int = 60) -
     ) -> tuple[Callable[[int, Call], None], Callable[[], None]]:
         algorithm = default_algorithm(call.op, gloo=network.protocol.rendezvous)
         made = schedule(call.op, 8, num_bytes=call.num_bytes, algorithm=algorithm, element_bytes=4)
-        one = play(network, made, hosts, group=group, on_done=on_done)
+        one = start_collective(network, made, hosts, group=group, on_done=on_done)
         return lambda member, _: one.arrive(member), one.cancel
 
     def refill(rank: int) -> NoReturn:

@@ -23,7 +23,7 @@ import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from netsim.collectives import play, schedule
+from netsim.collectives import schedule, start_collective
 from netsim.collectives.times.domains import Domains
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -44,7 +44,7 @@ WAN = [{"between": list(pair), "bandwidth": "1 Gbit/s", "latency": "40 ms"} for 
 def start(network: Network, op: str, hosts: list[int], num_bytes: int, group: object) -> None:
     """All members of a collective enter now."""
     made = schedule(op, len(hosts), num_bytes=num_bytes, algorithm="direct" if op == "sendrecv" else "ring")
-    one = play(network, made, hosts, group=group, on_done=lambda member: None)
+    one = start_collective(network, made, hosts, group=group, on_done=lambda member: None)
     for member in range(len(hosts)):
         one.arrive(member)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/gloo.py [CASE.json ...]
 
-Without arguments it plays every case in tests/golden/testbed. A case is the network, and operations with the
+Without arguments it simulates every case in tests/golden/testbed. A case is the network, and operations with the
 seconds that torch.distributed's gloo backend took for them; all operations of a case run one after the other
 on the same connections, as they were measured. Operations under 5 ms time the software rather than the
 network: they are printed but not counted.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.collectives import Schedule, play, schedule
+from netsim.collectives import Schedule, schedule, start_collective
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.topology import Topology
@@ -93,7 +93,7 @@ def calls_of(result: dict[str, Any], num: int) -> list[tuple[Schedule, tuple[int
     return [(made, everyone)] * result.get("concurrent", 1)
 
 
-def play_calls(
+def time_calls(
     network: Network,
     calls: list[tuple[Schedule, tuple[int, ...]]],
     group: object,
@@ -115,7 +115,7 @@ def play_calls(
             ends.append(clock.now)
             enter_next(ranks[member])
 
-        one = play(network, made, ranks, group=group, on_done=on_done)
+        one = start_collective(network, made, ranks, group=group, on_done=on_done)
         for member, rank in enumerate(ranks):
             lanes.setdefault(rank, deque()).append(lambda one=one, member=member: one.arrive(member))
 
@@ -131,9 +131,9 @@ def play_calls(
 
 
 def compare(case: dict[str, Any], most_repetitions: int = 3) -> list[Comparison]:
-    """Play all results of a case in order and compare medians.
+    """Simulate all results of a case in order and compare medians.
 
-    At most `most_repetitions` are counted, and as many before them played to warm up.
+    At most `most_repetitions` are counted, and as many before them run to warm up.
     """
     clock = Clock()
     network = Network(clock, topology_of(case), "gloo")
@@ -146,7 +146,7 @@ def compare(case: dict[str, Any], most_repetitions: int = 3) -> list[Comparison]
         for repetition in range(warmup + min(result["n"], most_repetitions)):
             clock.run(until=clock.now + result.get("gap_ms", 50) / 1e3)
             group = (number, repetition) if result.get("fresh") else "first"
-            seconds.append(play_calls(network, calls, group, result.get("late")))
+            seconds.append(time_calls(network, calls, group, result.get("late")))
         simulated = statistics.median(seconds[warmup:])
         compared.append(
             Comparison(

@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 
 import simgrid_cases  # noqa: E402
 
-from netsim.face.flows import play_flows  # noqa: E402
+from netsim.face.flows import time_flows  # noqa: E402
 from netsim.fluid.compiling import LEAST  # noqa: E402
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def play(topology: Topology, rows: list[simgrid_cases.Row], *, compiled: bool) -> np.ndarray:
+def finish_times(topology: Topology, rows: list[simgrid_cases.Row], *, compiled: bool) -> np.ndarray:
     LEAST["transfers"] = 0 if compiled else len(rows) + 1
-    return play_flows(topology, rows, "ideal")
+    return time_flows(topology, rows, "ideal")
 
 
 def build_simgrid(folder: Path) -> Path | None:
-    """The SimGrid player, compiled; None where that is not possible."""
+    """The SimGrid program, compiled; None where that is not possible."""
     if shutil.which("g++") is None:
         return None
     program = folder / "simgrid_flows"
@@ -67,7 +67,7 @@ def build_simgrid(folder: Path) -> Path | None:
 def simgrid_seconds(
     program: Path, folder: Path, topology: Topology, rows: list[simgrid_cases.Row], finish: np.ndarray
 ) -> float:
-    """Seconds SimGrid takes to play transfers: the faster of its two solvers, of those that agree with us."""
+    """Seconds SimGrid takes to simulate transfers: the faster of its two solvers, of those that agree with us."""
     hosts = [(topology.host_index(row[1]), topology.host_index(row[2])) for row in rows]
     # SimGrid weighs shares by latency, so latencies are waited for before the transfers start.
     ready = [row[0] + topology.route_latency_seconds(*pair) for row, pair in zip(rows, hosts, strict=True)]
@@ -98,9 +98,11 @@ def show_flow_speed(program: Path | None, folder: Path) -> None:
     )
     for name, recorded in RECORDED.items():
         topology, rows = simgrid_cases.case(name)
-        finish = play(topology, rows, compiled=True)  # loads, and finds the routes
-        compiled_seconds = min(seconds_of(partial(play, topology, rows, compiled=True)) for _ in range(3))
-        numpy_seconds = seconds_of(partial(play, topology, rows, compiled=False))
+        finish = finish_times(topology, rows, compiled=True)  # loads, and finds the routes
+        compiled_seconds = min(
+            seconds_of(partial(finish_times, topology, rows, compiled=True)) for _ in range(3)
+        )
+        numpy_seconds = seconds_of(partial(finish_times, topology, rows, compiled=False))
         theirs = simgrid_seconds(program, folder, topology, rows, finish) if program else recorded
         print(
             f"{name:28}{len(rows):8}{numpy_seconds:10.3f}{compiled_seconds:12.3f}{theirs:11.3f}"
@@ -114,7 +116,7 @@ def ring_seconds(topology: Topology, hosts: list[int]) -> tuple[float, float]:
 
     steps = simgrid_cases.ring_steps(topology, hosts)
     begin = time.perf_counter()
-    _, done = compiled.play_steps(*steps)
+    _, done = compiled.run_steps(*steps)
     return time.perf_counter() - begin, float(done.max())
 
 

@@ -1,7 +1,7 @@
-// Plays a list of transfers on SimGrid as a plain fluid, for benchmarks/network.py.
+// Simulates a list of transfers on SimGrid as a plain fluid, for benchmarks/network.py.
 //   simgrid_flows CASE.txt RESULT.txt [SimGrid options]
 // CASE.txt: "hosts links routes flows"; links "bytes_per_second latency_seconds"; routes "src dst n link..."; flows
-// "start_s src dst bytes", by start. RESULT.txt: finish_s of each. Prints the seconds that playing took, set-up apart.
+// "start_s src dst bytes", by start. RESULT.txt: finish_s of each. Prints the seconds that simulating took, set-up apart.
 #include <chrono>
 #include <cstdio>
 #include <fstream>

@@ -1,6 +1,6 @@
 """The network without any training: how long do 100 MB take to be summed over a WAN, with which algorithm?
 
-netsim needs neither torch nor tensors: a collective is a schedule of messages, played on links in virtual time.
+netsim needs neither torch nor tensors: a collective is a schedule of messages, simulated on links in virtual time.
 """
 
 import netsim

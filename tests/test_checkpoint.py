@@ -175,7 +175,7 @@ def test_logs_come_back_as_they_were(tmp_path: Path) -> None:
     assert [row["step"] for row in observed] == [0]
     streams[1].append(Advance(7.0))
     assert read_logs(second, more, 3)[0] == streams
-    # After a restart it goes on in another file, and what is played again is not written again.
+    # After a restart it goes on in another file, and what is replayed is not written again.
     again = LogWriter(tmp_path, [(second, part) for part in more], [len(stream) for stream in streams])
     for rank, stream in enumerate(streams):
         for request in stream:
@@ -375,7 +375,7 @@ def test_a_crash_while_a_file_is_written(
         patch.setattr(CheckpointWriter, "close", lambda writer: None)
         with pytest.raises(BaseException, match=r"Killed|^$"):
             fit(checkpoint_interval=1, save_dir=tmp_path)
-    # A rank may be a step ahead of what the clock has played: the one before may not be complete yet.
+    # A rank may be a step ahead of what the clock has served: the one before may not be complete yet.
     check_resumed(tmp_path / "DiLoCoStrategy", {1, 2})
 
 
@@ -598,7 +598,7 @@ def test_a_call_in_flight_is_refused(transport: str, tmp_path: Path) -> None:
     assert "is still in flight at the end of the step; wait for its handle" in str(caught.value)
 
 
-def test_a_past_is_played_before_what_ranks_do() -> None:
+def test_a_past_is_replayed_before_what_ranks_do() -> None:
     def body(comm: Any) -> float:
         comm.advance(1.0 + comm.rank)
         comm.all_reduce(torch.ones(1000))

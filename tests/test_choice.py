@@ -122,8 +122,8 @@ def test_groups_that_no_algorithm_can_tell_apart_are_chosen_for_once() -> None:
 
 
 @pytest.mark.parametrize("protocol", [IDEAL, TCP], ids=lambda protocol: protocol.name)
-def test_a_thousand_ranks_are_chosen_for_without_playing_crowds(protocol: Protocol) -> None:
-    """No schedule of a million messages is played, whatever the size."""
+def test_a_thousand_ranks_are_chosen_for_without_simulating_crowds(protocol: Protocol) -> None:
+    """No schedule of a million messages is simulated, whatever the size."""
     topology = wan(4, 256)
     choices = Choices(topology, protocol)
     begun = time.process_time()
@@ -137,11 +137,11 @@ def test_a_thousand_ranks_are_chosen_for_without_playing_crowds(protocol: Protoc
 
 
 def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss is an event: of 40 GB only the first 256 MB are played, and time goes on in proportion."""
-    played = []
+    """Every loss is an event: of 40 GB only the first 256 MB are simulated, and time goes on in proportion."""
+    simulated = []
 
     def watched(net: Topology, protocol: Protocol, made: Any, hosts: Any, **options: Any) -> Any:
-        played.append(made.num_bytes)
+        simulated.append(made.num_bytes)
         return time_collective(net, protocol, made, hosts, **options)
 
     monkeypatch.setattr("netsim.collectives.times.choose.time_collective", watched)
@@ -154,7 +154,7 @@ def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytes
         }
     )
     assert Choices(lossy, TCP).algorithm("all_reduce", (0, 1), 40_000_000_000) != "tree"
-    assert max(played) <= 256_000_000
+    assert max(simulated) <= 256_000_000
 
 
 @pytest.mark.parametrize(

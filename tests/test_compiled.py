@@ -47,14 +47,14 @@ def cases(draw: st.DrawFn) -> Case:
 def test_transfers_arrive_when_the_network_says(case: Case) -> None:
     topology, rows = case
     ideal = Protocol.parse("ideal")
-    expected = flows._play_on_network(topology, rows, ideal, None, None)
-    played = flows._play_compiled(topology, ideal, rows)
-    np.testing.assert_allclose(played, expected, rtol=1e-9, atol=1e-12)
+    expected = flows._time_on_network(topology, rows, ideal, None, None)
+    compiled_finish = flows._time_compiled(topology, ideal, rows)
+    np.testing.assert_allclose(compiled_finish, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_meets_a_link_without_capacity_never_arrives() -> None:
     capacity, links = np.array([0.0, 10.0]), np.array([[0, 1, 2], [1, 2, 2], [2, 2, 2]])
-    finish = compiled.play_messages(
+    finish = compiled.run_messages(
         capacity,
         links,
         np.array([0, 1, 1, 2]),

@@ -31,11 +31,11 @@ TOPOLOGY = {
 MEETING = Key("meeting", 0)
 
 
-def play(
+def simulate(
     streams: Sequence[Sequence[Request]], log: list[list[Request]] | None = None
 ) -> tuple[Kernel, dict[int, Answer]]:
-    """Run the streams to their end on a network that takes no time; `log` gets what is played."""
-    played: list[list[Request]] = [[] for _ in streams] if log is None else log
+    """Run the streams to their end on a network that takes no time; `log` gets what is served."""
+    served: list[list[Request]] = [[] for _ in streams] if log is None else log
 
     def refill(rank: int) -> None:
         raise AssertionError(f"the stream of rank {rank} has no Exit")
@@ -48,7 +48,7 @@ def play(
         answer=answers.__setitem__,
         clock=Clock(),
         on_row=rows.append,
-        on_request=lambda rank, request: played[rank].append(request),
+        on_request=lambda rank, request: served[rank].append(request),
     )
     for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend([*requests, Exit()])
@@ -69,14 +69,14 @@ def present(*members: int) -> tuple[Arrival, ...]:
 
 
 def test_all_present_settles_at_the_last_arrival() -> None:
-    kernel, answers = play(arriving([2.0, 0.5, 1.0], 10.0))
+    kernel, answers = simulate(arriving([2.0, 0.5, 1.0], 10.0))
     assert answers == dict.fromkeys(range(3), present(0, 1, 2))
     assert kernel.end_seconds == [2.0, 2.0, 2.0]
     assert kernel.exposed_seconds == [0.0, 1.5, 1.0]
 
 
 def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> None:
-    kernel, answers = play(arriving([1.0, 2.0, 2.0 + 2.0**-30, 0.0], 2.0))
+    kernel, answers = simulate(arriving([1.0, 2.0, 2.0 + 2.0**-30, 0.0], 2.0))
     assert answers == dict.fromkeys(range(4), present(0, 1, 3))
     assert kernel.end_seconds == [2.0, 2.0, 2.0 + 2.0**-30, 2.0]
     assert kernel.exposed_seconds == [1.0, 0.0, 0.0, 2.0]
@@ -84,13 +84,13 @@ def test_the_deadline_counts_from_the_first_and_includes_its_own_instant() -> No
 
 def test_without_end_one_waits_for_all() -> None:
     """An infinite time, to come in and to be through, is a time like others and no overflow."""
-    _, answers = play(arriving([2.0, 0.5, 1.0], math.inf))
+    _, answers = simulate(arriving([2.0, 0.5, 1.0], math.inf))
     assert answers == dict.fromkeys(range(3), present(0, 1, 2))
 
 
 def test_who_has_ended_does_not_come() -> None:
     streams = [*arriving([0.0, 1.0, 0.0], 3.0)[:2], []]
-    kernel, answers = play(streams)
+    kernel, answers = simulate(streams)
     assert answers == dict.fromkeys(range(2), present(0, 1))
     assert kernel.end_seconds == [3.0, 3.0, 0.0]
 
@@ -98,8 +98,8 @@ def test_who_has_ended_does_not_come() -> None:
 def test_a_log_brings_a_fresh_kernel_to_the_same_state_and_asks_nobody() -> None:
     log: list[list[Request]] = [[], [], []]
     logged_again: list[list[Request]] = [[], [], []]
-    first, _ = play(arriving([0.0, 5.0, 1.0], 2.0), log)
-    again, answers = play(log, logged_again)
+    first, _ = simulate(arriving([0.0, 5.0, 1.0], 2.0), log)
+    again, answers = simulate(log, logged_again)
     assert answers == {}
     assert (again.end_seconds, again.exposed_seconds) == (first.end_seconds, first.exposed_seconds)
     assert logged_again == log
@@ -109,7 +109,7 @@ def test_a_log_brings_a_fresh_kernel_to_the_same_state_and_asks_nobody() -> None
 def test_exactly_those_within_the_deadline_are_included(delays: list[float], seconds: float) -> None:
     come = [on_grid(delay) for delay in delays]
     deadline = min(come) + on_grid(seconds)
-    _, answers = play(arriving(delays, seconds))
+    _, answers = simulate(arriving(delays, seconds))
     expected = present(*(rank for rank, at in enumerate(come) if at <= deadline))
     assert answers == dict.fromkeys(range(len(delays)), expected)
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from exogym_core.communicator import run_ranks
-from netsim.collectives import default_algorithm, play, schedule
+from netsim.collectives import default_algorithm, schedule, start_collective
 from netsim.collectives.times.timing import time_collective
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.files.errors import DeadlockError, InputError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -53,7 +53,7 @@ def both(name: str, **event: Any) -> dict[str, Any]:
 
 
 def finish(topology: Topology, *flows: tuple[float, str, str, float], protocol: str = "ideal") -> list[float]:
-    return [round(each, 9) for each in play_flows(topology, flows, protocol).tolist()]
+    return [round(each, 9) for each in time_flows(topology, flows, protocol).tolist()]
 
 
 ONE = (0.0, "a", "b", MEGABYTE)
@@ -152,7 +152,7 @@ def test_round_trips_that_grow_slow_a_window_down() -> None:
     near = {"protocol": {"preset": "linux-tcp", "window": "64 KiB"}}
     topology = star(**near, events=[both("a", at="1 s", latency="500 ms")])
     flow = (0.0, "a", "b", 4 * MEGABYTE)
-    ended = play_flows(topology, [flow])[0]
+    ended = time_flows(topology, [flow])[0]
     assert ended == pytest.approx(1 + 3 * MEGABYTE / (65536 / 1.02), rel=0.1)
 
 
@@ -317,7 +317,7 @@ RECURRING: dict[str, Any] = {
 def test_a_link_that_is_down_for_ever_is_named_with_who_waits(weather: dict[str, Any], protocol: str) -> None:
     topology = star(events=FOREVER, **weather)
     with pytest.raises(DeadlockError) as told:
-        play_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
+        time_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
     line = str(told.value).splitlines()[0]
     assert "link switch->b went dead at 0.5 s and never comes back" in line
     assert "transfer 2 (a to b, 1000000 bytes) can never arrive" in line
@@ -491,7 +491,7 @@ def test_background_that_is_given_up_is_lost_and_counted() -> None:
 # -- collectives: every tier agrees with events ---------------------------------------------------------------
 
 
-def play_once(
+def run_once(
     entries: Sequence[Entry], op: str, protocol: str, *, by_events: bool
 ) -> tuple[list[float], np.ndarray, float]:
     """When each member is through, and the bytes on links, of a collective with the given weather."""
@@ -507,7 +507,7 @@ def play_once(
         faults.add(Background(idle, hosts[0] if idle != hosts[0] else hosts[1], bits_per_second=1e-6))
     for repetition in range(2):
         ends: dict[int, float] = {}
-        one = play(
+        one = start_collective(
             network, made, hosts, on_done=lambda member, ends=ends: ends.__setitem__(member, clock.now)
         )
         for member in range(4):
@@ -541,10 +541,10 @@ WAN = [link.index for link in Topology.load("wan-4-regions").links if "." not in
 def test_a_change_mid_way_sends_a_collective_through_events(
     op: str, protocol: str, entries: list[Entry]
 ) -> None:
-    fast = play_once(entries, op, protocol, by_events=False)
-    events = play_once(entries, op, protocol, by_events=True)
+    fast = run_once(entries, op, protocol, by_events=False)
+    events = run_once(entries, op, protocol, by_events=True)
     assert fast[0] == pytest.approx(events[0], rel=1e-9)
-    assert fast[0] != play_once([], op, protocol, by_events=False)[0]
+    assert fast[0] != run_once([], op, protocol, by_events=False)[0]
     assert fast[1] == pytest.approx(events[1], rel=1e-6, abs=1.0)
     assert fast[2] == pytest.approx(events[2], rel=1e-6, abs=1.0)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.tools.flows import command
 from netsim.topology import Topology
 
@@ -129,4 +129,4 @@ def test_from_python_hosts_are_names_or_indices() -> None:
             "links": [{"between": ["x", "y"], "bandwidth": "8 Mbit/s", "latency": "0 s"}],
         }
     )
-    assert play_flows(topology, [(0.0, "x", 1, 1e6), (3.0, 0, "y", 0)]).tolist() == [1.0, 3.0]
+    assert time_flows(topology, [(0.0, "x", 1, 1e6), (3.0, 0, "y", 0)]).tolist() == [1.0, 3.0]

@@ -10,7 +10,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from netsim.collectives.times.events import Execution
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.files.errors import DeadlockError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -115,7 +115,7 @@ def test_acknowledgements_never_take_all_of_a_narrow_way_back() -> None:
     line = {"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "10 ms"}
     background = [{"from": "b", "to": "a", "rate": "900 Mbit/s"}]
     topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [line], "background": background})
-    (finish,) = play_flows(topology, [(1.0, "a", "b", 1e6)], "linux-tcp")
+    (finish,) = time_flows(topology, [(1.0, "a", "b", 1e6)], "linux-tcp")
     assert 1.8 < finish < 3.0
 
 

@@ -38,7 +38,7 @@ def key(number: int, group: str = "world") -> Key:
 
 
 class Takes:
-    """A play in which a call takes `seconds` from the arrival of its last member."""
+    """A run in which a call takes `seconds` from the arrival of its last member."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
@@ -66,7 +66,7 @@ class Takes:
 
 
 @dataclass
-class Played:
+class Simulated:
     """A kernel that has come to the end of its streams, and what it told on the way."""
 
     kernel: Kernel
@@ -75,7 +75,7 @@ class Played:
     rows: list[StampedRow] = field(default_factory=list)
 
 
-def play(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: int = 1) -> Played:
+def simulate(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: int = 1) -> Simulated:
     """Run the streams to their end on a network where every call takes `seconds`."""
     clock = Clock()
     network = Takes(clock, seconds)
@@ -97,7 +97,7 @@ def play(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flight: 
     for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend([*requests, Exit()])
     kernel.run()
-    return Played(kernel, network, answers, rows)
+    return Simulated(kernel, network, answers, rows)
 
 
 REDUCE = Call("all_reduce", (0, 1), 8)
@@ -107,7 +107,7 @@ def test_a_wait_exposes_only_what_computing_does_not_hide() -> None:
     posted = Post(key(0), 0, REDUCE)
     first = [posted, Advance(0.25), Wait(key(0)), Mark({"step": 1})]
     second = [posted._replace(member=1), Advance(2.0), Wait(key(0))]
-    done = play([first, second], seconds=1.0)
+    done = simulate([first, second], seconds=1.0)
     assert done.kernel.end_seconds == [1.0, 2.0]
     assert done.kernel.exposed_seconds == [0.75, 0.0]
     assert done.kernel.compute_seconds == [0.25, 2.0]
@@ -116,7 +116,7 @@ def test_a_wait_exposes_only_what_computing_does_not_hide() -> None:
 
 def test_a_call_starts_when_its_last_member_has_come() -> None:
     streams = [[Advance(float(rank)), Post(key(0), rank, REDUCE), Wait(key(0))] for rank in range(2)]
-    done = play(streams, seconds=1.0)
+    done = simulate(streams, seconds=1.0)
     assert done.kernel.end_seconds == [2.0, 2.0]
     assert done.kernel.exposed_seconds == [2.0, 1.0]
 
@@ -126,7 +126,7 @@ def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: fl
     def rank(member: int) -> list[Request]:
         return [*(Post(key(n), member, REDUCE) for n in range(3)), *(Wait(key(n)) for n in range(3))]
 
-    done = play([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
+    done = simulate([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
     assert done.kernel.end_seconds == [end, end]
     assert done.network.most_under_way == most
 
@@ -140,7 +140,7 @@ def test_groups_and_messages_do_not_queue_behind_one_another() -> None:
         posts = [Post(k, member, call) for k, call in zip(keys, calls, strict=True)]
         return [*posts, *(Wait(k) for k in keys)]
 
-    done = play([rank(0), rank(1)], seconds=1.0)
+    done = simulate([rank(0), rank(1)], seconds=1.0)
     assert done.kernel.end_seconds == [1.0, 1.0]
     assert done.network.most_under_way == 4
 
@@ -159,7 +159,7 @@ def test_what_was_sent_first_is_found_among_thousands_without_looking_through_th
         streams.append([])
         for key in own:
             streams[-1] += [Advance(1.0), Post(key, 0, message[rank])]
-    done = play(streams)
+    done = simulate(streams)
     assert [answer for _, answer in done.answers] == [keys[rank - 1][n] for rank, n in in_turn]
 
 
@@ -172,7 +172,7 @@ def test_asking_answers_at_the_ranks_own_time() -> None:
         Ask(None),
         Wait(key(0)),
     ]
-    done = play([first, [Post(key(0), 1, REDUCE), Wait(key(0))]], seconds=0.5)
+    done = simulate([first, [Post(key(0), 1, REDUCE), Wait(key(0))]], seconds=0.5)
     assert done.answers == [(0, False), (0, True), (0, 1.0)]
 
 
@@ -181,7 +181,7 @@ def test_a_thousand_equal_steps_take_equal_time() -> None:
     for step in range(1000):
         for member, stream in enumerate(streams):
             stream += [Advance(0.1), Post(key(step), member, REDUCE), Wait(key(step)), Mark({})]
-    done = play(streams, seconds=0.3)
+    done = simulate(streams, seconds=0.3)
     ends = [row.virtual_seconds for row in done.rows if row.rank == 0]
     assert {end - start for start, end in itertools.pairwise(ends)} == {ends[0]}
     assert ends[0] == pytest.approx(0.4, abs=4 * GRID)
@@ -190,7 +190,7 @@ def test_a_thousand_equal_steps_take_equal_time() -> None:
 def test_what_the_network_never_finishes_is_told() -> None:
     call = Call("all_reduce", (0, 1), 8)
     with pytest.raises(DeadlockError, match=r"rank 0 in all_reduce"):
-        play([[Post(key(0), 0, call), Wait(key(0))], []])
+        simulate([[Post(key(0), 0, call), Wait(key(0))], []])
 
 
 def test_the_grid_is_never_before_the_instant() -> None:
@@ -208,7 +208,7 @@ def test_never_is_on_the_grid_and_no_time_is_not() -> None:
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
 def test_computing_takes_a_finite_time(seconds: float) -> None:
     with pytest.raises(InputError, match=f"rank 1: advance: got {seconds} seconds; give a finite time"):
-        play([[Advance(1.0)], [Advance(seconds)]])
+        simulate([[Advance(1.0)], [Advance(seconds)]])
 
 
 def test_an_event_at_an_instant_happens_exactly_then() -> None:

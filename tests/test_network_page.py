@@ -11,7 +11,7 @@ import pytest
 
 from netsim.collectives import schedule
 from netsim.collectives.times.timing import time_collective
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.topology import Topology
 from netsim.topology.protocol import PRESETS, Protocol
 
@@ -25,7 +25,7 @@ def line(bandwidth: str, latency: str, num_hosts: int = 2) -> Topology:
 
 
 def seconds(topology: Topology, num_bytes: float, protocol: Any) -> float:
-    return float(play_flows(topology, [(0.0, "h0", "h1", num_bytes)], protocol)[0])
+    return float(time_flows(topology, [(0.0, "h0", "h1", num_bytes)], protocol)[0])
 
 
 def test_the_transfers_reckoned_by_hand() -> None:

@@ -108,7 +108,7 @@ def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], proto
     [("SGP", {}, 2), ("GASLoC", {"H": 2}, None), ("NoLoCo", {"H": 2}, None)],
     ids=str,
 )
-def test_ranks_that_meet_others_are_played_through_a_turn(
+def test_ranks_that_meet_others_are_simulated_through_a_turn(
     name: str, options: dict[str, Any], turn: int | None
 ) -> None:
     """Four ranks on two sites: a round's time is the mean over those whom ranks meet, not that of the first peers."""

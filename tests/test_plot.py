@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.fluid.recorder import Recorder
 from netsim.tools.picture import Sketch
 from netsim.tools.plot import command, draw, mean_use
@@ -118,7 +118,7 @@ def test_the_mean_of_a_piecewise_constant_rate() -> None:
 
 def test_the_use_of_links_is_drawn_below() -> None:
     topology, recorder = regions(3), Recorder()
-    play_flows(topology, [(0.0, "region-00.0", "region-01.0", 1_000_000)], recorder=recorder)
+    time_flows(topology, [(0.0, "region-00.0", "region-01.0", 1_000_000)], recorder=recorder)
     figure = draw(topology, recorder)
     (axes, _) = figure.subfigs[1].axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == [
@@ -227,7 +227,7 @@ def test_weather_is_in_the_picture_and_in_the_trace(tmp_path: Path) -> None:
     ]
     topology = home_line(events=events)
     recorder = Recorder()
-    play_flows(topology, [(0.0, "a", "b", 10_000_000)], recorder=recorder)
+    time_flows(topology, [(0.0, "a", "b", 10_000_000)], recorder=recorder)
     axes = draw(topology, recorder).subfigs[1].axes[0]
     assert len(axes.collections) == 1  # down from 1 s to 3 s
     assert len(axes.lines) == 1  # half the rate from 5 s on

@@ -1,4 +1,4 @@
-"""The fast ways of playing a collective give the times of the event path."""
+"""The fast ways of simulating a collective give the times of the event path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netsim.collectives import ALGORITHMS, Schedule, play, schedule
+from netsim.collectives import ALGORITHMS, Schedule, schedule, start_collective
 from netsim.collectives.schedules.ring import RingPhase
 from netsim.collectives.times.compiled import compiled_seconds
 from netsim.collectives.times.domains import Domains
@@ -64,10 +64,10 @@ def by_events(
     return execute(network, made, hosts, "group", on_done).arrive
 
 
-def by_play(
+def by_any_way(
     network: Network, made: Schedule, hosts: list[int], on_done: Callable[[int], None]
 ) -> Callable[[int], None]:
-    return play(network, made, hosts, group="group", on_done=on_done).arrive
+    return start_collective(network, made, hosts, group="group", on_done=on_done).arrive
 
 
 class Watcher:
@@ -136,21 +136,21 @@ def ends(
 @pytest.mark.parametrize(("num", "seconds"), [(64, 4.095), (256, 11.79375)])
 def test_ring_on_a_star_takes_what_simgrid_says(num: int, seconds: float) -> None:
     made = schedule("all_reduce", num, num_bytes=100_000_000)
-    done, _ = ends(by_play, star(num), "ideal", [(made, [0.0] * num)], list(range(num)))
+    done, _ = ends(by_any_way, star(num), "ideal", [(made, [0.0] * num)], list(range(num)))
     assert max(done[0]) == pytest.approx(seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(("num", "seconds"), [(64, 34.6626), (256, 92.4885)])
 def test_ring_over_four_regions_takes_what_simgrid_says(num: int, seconds: float) -> None:
     made = schedule("all_reduce", num, num_bytes=100_000_000)
-    done, _ = ends(by_play, four_regions(num), "ideal", [(made, [0.0] * num)], list(range(num)))
+    done, _ = ends(by_any_way, four_regions(num), "ideal", [(made, [0.0] * num)], list(range(num)))
     assert max(done[0]) == pytest.approx(seconds, rel=1e-9)
 
 
 def test_ring_round_robin_over_four_regions_takes_what_simgrid_says() -> None:
     made = schedule("all_reduce", 64, num_bytes=100_000_000)
     hosts = [rank % 4 * 16 + rank // 4 for rank in range(64)]
-    done, _ = ends(by_play, four_regions(64), "ideal", [(made, [0.0] * 64)], hosts)
+    done, _ = ends(by_any_way, four_regions(64), "ideal", [(made, [0.0] * 64)], hosts)
     assert max(done[0]) == pytest.approx(270.9126, rel=1e-9)
 
 
@@ -272,7 +272,7 @@ PROTOCOLS = ["ideal", "linux-tcp", "gloo", {"preset": "gloo", "queue": 30}]
 
 @settings(max_examples=60)
 @given(data=st.data(), protocol=st.sampled_from(PROTOCOLS))
-def test_play_gives_the_times_and_bytes_of_events_whatever_else_happens(
+def test_it_gives_the_times_and_bytes_of_events_whatever_else_happens(
     data: st.DataObject, protocol: Any
 ) -> None:
     """Several collectives one after the other or at once, other transfers, changing capacities."""
@@ -301,13 +301,13 @@ def test_play_gives_the_times_and_bytes_of_events_whatever_else_happens(
         )
     )
     wanted, wanted_bytes = ends(by_events, topology, protocol, calls, hosts, others, changes)
-    got, got_bytes = ends(by_play, topology, protocol, calls, hosts, others, changes)
+    got, got_bytes = ends(by_any_way, topology, protocol, calls, hosts, others, changes)
     for mine, theirs in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(got_bytes, wanted_bytes, rtol=1e-9, atol=1e-6)
     # Looking is free: to the bit the same, and what is seen is what events do.
     watcher, reference = Watcher(), Watcher()
-    watched, _ = ends(by_play, topology, protocol, calls, hosts, others, changes, watcher)
+    watched, _ = ends(by_any_way, topology, protocol, calls, hosts, others, changes, watcher)
     assert watched == got
     ends(by_events, topology, protocol, calls, hosts, others, changes, reference)
     seen = np.array(sorted(watcher.messages.values()))
@@ -324,7 +324,7 @@ def test_the_same_again_comes_from_memory_and_is_exactly_the_same(protocol: str)
     for repetition in range(8):
         start = repetition * 16.0
         done = [0.0] * 4
-        one = play(
+        one = start_collective(
             network, made, range(4), on_done=lambda member, done=done: done.__setitem__(member, clock.now)
         )
         for member, offset in enumerate(offsets):
@@ -343,22 +343,22 @@ def test_the_same_again_comes_from_memory_and_is_exactly_the_same(protocol: str)
 
 def test_members_of_a_broadcast_go_on_before_the_last_arrives() -> None:
     made = schedule("broadcast", 4, num_bytes=1000)
-    (done,), _ = ends(by_play, star(4), "ideal", [(made, [0.0, 0.0, 0.0, 5.0])], [0, 1, 2, 3])
+    (done,), _ = ends(by_any_way, star(4), "ideal", [(made, [0.0, 0.0, 0.0, 5.0])], [0, 1, 2, 3])
     assert max(done[:3]) < 1.0
     assert done[3] == 5.0
 
 
 def test_a_send_completes_with_its_receive() -> None:
     made = schedule("sendrecv", 2, num_bytes=1000)
-    (late,), _ = ends(by_play, star(2), "ideal", [(made, [0.0, 3.0])], [0, 1])
+    (late,), _ = ends(by_any_way, star(2), "ideal", [(made, [0.0, 3.0])], [0, 1])
     assert late == [3.0, 3.0]
-    (soon,), _ = ends(by_play, star(2), "ideal", [(made, [1.0, 0.0])], [0, 1])
+    (soon,), _ = ends(by_any_way, star(2), "ideal", [(made, [1.0, 0.0])], [0, 1])
     assert soon == pytest.approx([1.020008, 1.020008], rel=1e-12)
 
 
 def test_members_on_one_host_exchange_for_free() -> None:
     made = schedule("all_reduce", 4, num_bytes=1000)
-    (done,), crossed = ends(by_play, star(2), "ideal", [(made, [0.0] * 4)], [0, 0, 0, 0])
+    (done,), crossed = ends(by_any_way, star(2), "ideal", [(made, [0.0] * 4)], [0, 0, 0, 0])
     assert done == [0.0] * 4
     assert crossed.sum() == 0
 
@@ -415,7 +415,7 @@ def test_members_that_go_on_at_once_meet_the_same_times_as_with_events(
     calls *= data.draw(st.sampled_from([1, 1, 4]))
     pauses = [data.draw(st.sampled_from([0.0, 0.001, 0.25])) for _ in range(num)]
     wanted, _ = chained(by_events, topology, protocol, list(range(num)), calls, pauses)
-    got, _ = chained(by_play, topology, protocol, list(range(num)), calls, pauses)
+    got, _ = chained(by_any_way, topology, protocol, list(range(num)), calls, pauses)
     for mine, theirs in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)
 
@@ -443,7 +443,7 @@ def test_steps_of_training_stay_off_the_network(calls: list[tuple[Schedule, list
             sent.append(network.num_in_flight)
             on_done(member)
 
-        return play(network, made, hosts, on_done=note).arrive
+        return start_collective(network, made, hosts, on_done=note).arrive
 
     pauses = [0.001 * who for who in range(8)]
     got, _ = chained(watched, four_regions(8), "ideal", list(range(8)), calls, pauses)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netsim.collectives import default_algorithm, play, schedule
+from netsim.collectives import default_algorithm, schedule, start_collective
 from netsim.collectives.times.sandbox import execute
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -33,10 +33,10 @@ def by_events(
     return execute(network, made, hosts, group, on_done)
 
 
-def by_play(
+def by_any_way(
     network: Network, made: Schedule, hosts: Sequence[int], group: Hashable, on_done: Callable[[int], None]
 ) -> Any:
-    return play(network, made, hosts, group=group, on_done=on_done)
+    return start_collective(network, made, hosts, group=group, on_done=on_done)
 
 
 def star(num: int, milliseconds: float) -> Topology:
@@ -141,9 +141,9 @@ def test_overlapping_steps_take_what_events_take(data: st.DataObject, protocol: 
         )
     )
     wanted = run(by_events, topology, protocol, streams, changes)
-    got = run(by_play, topology, protocol, streams, changes)
+    got = run(by_any_way, topology, protocol, streams, changes)
     check(got, wanted)
-    watched = run(by_play, topology, protocol, streams, changes, Nobody())
+    watched = run(by_any_way, topology, protocol, streams, changes, Nobody())
     assert watched[0].end_seconds == got[0].end_seconds
 
 
@@ -171,7 +171,7 @@ def count_messages(
 
     with monkeypatch.context() as patched:
         patched.setattr(Network, "send", counted)
-        found = run(by_play, Topology.load("wan-4-regions"), protocol, streams)
+        found = run(by_any_way, Topology.load("wan-4-regions"), protocol, streams)
     return sent, found
 
 
@@ -180,7 +180,7 @@ def count_messages(
 def test_steps_that_overlap_again_and_again_come_from_memory(
     monkeypatch: pytest.MonkeyPatch, protocol: str, sizes: list[int]
 ) -> None:
-    """Over a WAN some begin the next step while others are busy; after some steps no message is played any more."""
+    """Over a WAN some begin the next step while others are busy; after some steps no message is simulated any more."""
 
     def made(steps: int) -> list[list[Request]]:
         return training(8, steps, lambda rank, step: 0.05, sizes)
@@ -209,7 +209,7 @@ def test_what_changes_elsewhere_leaves_a_collective_alone() -> None:
     network = Network(clock, topology, "linux-tcp")
     made = schedule("all_reduce", 3, num_bytes=100_000)
     ends: list[float] = []
-    one = play(network, made, range(3), on_done=lambda member: ends.append(clock.now))
+    one = start_collective(network, made, range(3), on_done=lambda member: ends.append(clock.now))
     for member in range(3):
         one.arrive(member)
     link = {(link.source, link.target): link.index for link in topology.links}
@@ -244,7 +244,7 @@ def test_whoever_enters_last_is_told_however_instants_are_rounded() -> None:
         network = Network(clock, topology, "ideal")
         message = schedule("sendrecv", 2, num_bytes=37 * case + 1)
         done: list[int] = []
-        waiting = play(network, message, (0, 1), group="waiting", on_done=done.append)
+        waiting = start_collective(network, message, (0, 1), group="waiting", on_done=done.append)
         waiting.arrive(0)
 
         def begin(
@@ -253,7 +253,7 @@ def test_whoever_enters_last_is_told_however_instants_are_rounded() -> None:
             if not left:
                 waiting.arrive(1)
                 return
-            other = play(
+            other = start_collective(
                 network, message, (0, 2), group=left, on_done=lambda member: member or begin(left - 1)
             )
             other.arrive(0)

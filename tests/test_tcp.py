@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.fluid.clock import Clock
 from netsim.fluid.cubic import cubic_segments
 from netsim.fluid.network import Network
@@ -27,7 +27,7 @@ def pair(mbit: float = 100, round_trip: str = "100 ms", loss: str = "0 %") -> To
 
 
 def seconds(topology: Topology, num_bytes: float, protocol: Any = "linux-tcp") -> float:
-    return float(play_flows(topology, [(0.0, "a", "b", num_bytes)], protocol)[0])
+    return float(time_flows(topology, [(0.0, "a", "b", num_bytes)], protocol)[0])
 
 
 def test_small_messages_take_whole_rounds() -> None:
@@ -94,7 +94,7 @@ def test_a_warm_connection_needs_no_slow_start_until_it_idles() -> None:
 def test_both_directions_full_leave_room_for_acknowledgements() -> None:
     topology = pair(round_trip="2 ms")
     num_bytes = 100_000_000
-    there, back = play_flows(topology, [(0.0, "a", "b", num_bytes), (0.0, "b", "a", num_bytes)], "linux-tcp")
+    there, back = time_flows(topology, [(0.0, "a", "b", num_bytes), (0.0, "b", "a", num_bytes)], "linux-tcp")
     alone = seconds(topology, num_bytes)
     assert num_bytes * 8 / alone == pytest.approx(0.956 * 100e6, rel=2e-3)
     assert there == pytest.approx(back, rel=1e-9)
@@ -114,7 +114,7 @@ def test_longer_round_trips_get_smaller_shares() -> None:
             ],
         }
     )
-    near, far = play_flows(
+    near, far = time_flows(
         topology, [(0.0, "near", "sink", 50e6), (0.0, "far", "sink", 50e6)], "linux-tcp"
     ).tolist()
     assert near < 7 < 8 < far
@@ -193,7 +193,7 @@ def test_queues_lose_time_and_no_bytes(mbit: float, queue: int) -> None:
     assert least <= seconds(topology, 20_000_000, protocol) < math.inf
     sizes = [3_000_000, 1, 0, 5_000_000, 700_000]
     flows = [(0.7 * i, "a", "b", num_bytes) for i, num_bytes in enumerate(sizes)]
-    for (start, _, _, num_bytes), finish in zip(flows, play_flows(topology, flows, protocol), strict=True):
+    for (start, _, _, num_bytes), finish in zip(flows, time_flows(topology, flows, protocol), strict=True):
         assert start + 0.05 + num_bytes / (mbit * 1e6 / 8) <= finish < 60
 
 

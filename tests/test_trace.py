@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from exogym_core.app.cli import main
 from exogym_core.communicator import Communicator, run_ranks
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.files.errors import DeadlockError, InputError, RankError
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -73,7 +73,7 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def test_transfers_and_the_use_of_links_are_kept_as_they_happen() -> None:
     recorder = Recorder()
-    play_flows(PAIR, [(0.0, "a", "b", 1_000_000), (0.5, "a", "b", 250_000)], recorder=recorder)
+    time_flows(PAIR, [(0.0, "a", "b", 1_000_000), (0.5, "a", "b", 250_000)], recorder=recorder)
     first, second = recorder.transfers.values()
     assert (first.begin_seconds, first.arriving_seconds, first.end_seconds) == (0.0, 0.01, 1.26)
     assert (second.begin_seconds, second.arriving_seconds) == (0.5, 0.51)
@@ -352,7 +352,7 @@ def test_an_interrupted_run_leaves_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
 
     def stop(row: Any) -> None:
-        raise KeyboardInterrupt  # as Ctrl-C in the main thread, which plays the kernel
+        raise KeyboardInterrupt  # as Ctrl-C in the main thread, which runs the kernel
 
     with pytest.warns(UserWarning, match="until the run was cut short"), pytest.raises(KeyboardInterrupt):
         run_ranks(body, 4, two_sites(), trace=path, on_row=stop)

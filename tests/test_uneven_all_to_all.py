@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
-from netsim.collectives import play, play_all_to_all, schedule
+from netsim.collectives import schedule, start_all_to_all, start_collective
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.topology import Topology
@@ -78,10 +78,12 @@ def ends(
 
     table = tuple(map(tuple, rows))
     if known:
-        playing = play(network, schedule("all_to_all", 3, parts=table), (0, 1, 2), on_done=on_done)
-        enter = lambda member, row: playing.arrive(member)  # noqa: E731
+        started = start_collective(
+            network, schedule("all_to_all", 3, parts=table), (0, 1, 2), on_done=on_done
+        )
+        enter = lambda member, row: started.arrive(member)  # noqa: E731
     else:
-        enter, _ = play_all_to_all(
+        enter, _ = start_all_to_all(
             network, (0, 1, 2), lambda all_rows: schedule("all_to_all", 3, parts=all_rows), on_done=on_done
         )
 

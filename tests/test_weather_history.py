@@ -1,4 +1,4 @@
-"""The weather played by itself, and its counters in a trace."""
+"""The weather simulated by itself, and its counters in a trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from exogym_core.communicator import run_ranks
 from netsim.topology import Topology
-from netsim.weather.history import play_weather
+from netsim.weather.history import simulate_weather
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ STORMY = {
 
 
 def test_every_change_is_there_with_its_instant() -> None:
-    history = play_weather(Topology.from_mapping(STORMY), 10.0)
+    history = simulate_weather(Topology.from_mapping(STORMY), 10.0)
     expected = [(0.0, 50e6), (1.0, 0.0), (3.0, 50e6), (4.0, 80e6), (5.0, 0.0), (6.0, 80e6)]
     assert {link: list(points) for link, points in history.links.items()} == {0: expected, 1: expected}
     assert [tuple(outage) for outage in history.outages] == [(1, 5.0, 6.0)]
@@ -38,7 +38,7 @@ def test_every_change_is_there_with_its_instant() -> None:
 
 
 def test_what_has_not_happened_yet_is_not_there() -> None:
-    history = play_weather(Topology.from_mapping(STORMY), 5.5)
+    history = simulate_weather(Topology.from_mapping(STORMY), 5.5)
     assert history.links[0][-1] == (5.0, 0.0)
     assert [tuple(outage) for outage in history.outages] == [(1, 5.0, None)]
 
@@ -46,7 +46,7 @@ def test_what_has_not_happened_yet_is_not_there() -> None:
 def test_endless_drift_is_cut_and_says_where() -> None:
     drift = {"link": ["a", "b"], "kind": "lognormal", "every": "1 ms", "sigma": 0.1}
     quiet = {key: STORMY[key] for key in ("hosts", "links")}
-    history = play_weather(Topology.from_mapping({**quiet, "drift": [drift]}), 1e9, most_changes=1000)
+    history = simulate_weather(Topology.from_mapping({**quiet, "drift": [drift]}), 1e9, most_changes=1000)
     assert history.until_seconds == pytest.approx(0.5, rel=0.01)
 
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from exogym_core.results.record import RunFolder
     from exogym_core.tasks import Task
 
-__all__ = ["Audience", "compare", "follow", "summary_entry"]
+__all__ = ["Listener", "compare", "follow", "summary_entry"]
 
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
 
 
-class Audience(Protocol):
+class Listener(Protocol):
     """Who is told what happens, in host time."""
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
@@ -52,7 +52,7 @@ class Audience(Protocol):
 def compare(
     experiment: Experiment,
     folder: RunFolder,
-    audience: Audience,
+    listener: Listener,
     *,
     resume: bool = False,
     trace: bool = False,
@@ -85,7 +85,7 @@ def compare(
             continue
         run = _Run(experiment, entry, seed, task, folder, tally)
         try:
-            experiment = run.train(audience, number, trace=trace)
+            experiment = run.train(listener, number, trace=trace)
         except RecordError:
             raise
         except Exception as error:
@@ -131,23 +131,23 @@ class _Run:
         """What its files are called."""
         return seeded_name(str(self.entry.label), self.file_seed)
 
-    def train(self, audience: Audience, number: int, *, trace: bool) -> Experiment:
+    def train(self, listener: Listener, number: int, *, trace: bool) -> Experiment:
         """Train and save; returns the experiment with what was found out."""
         experiment = self.experiment.with_seed(self.seed)
         trainer = Trainer(experiment.build_model(self.task), self.task.train, self.task.validation)
         num_runs = len(self.experiment.strategies) * len(self.experiment.seeds)
         told = str(self.entry.label) + (f" seed {self.seed}" if self.file_seed is not None else "")
-        audience.begin(told, number, num_runs, experiment.settings.steps)
+        listener.begin(told, number, num_runs, experiment.settings.steps)
         try:
-            model = _fit(trainer, experiment, self, audience, trace=trace)
+            model = _fit(trainer, experiment, self, listener, trace=trace)
         except BaseException as error:
             stopped = trainer.result or FitResult()
             if stopped.history or not isinstance(error, InputError):
-                audience.end(stopped)
+                listener.end(stopped)
                 self.save(stopped, None)
             raise
         result = trainer.result or FitResult()
-        audience.end(result)
+        listener.end(result)
         settled = _settled(self.experiment, result, self.folder)
         self.save(result, {name: result.judged_state[name] for name in model.state_dict()})
         return settled
@@ -237,7 +237,7 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
     return summary
 
 
-def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience, *, trace: bool) -> Any:
+def _fit(trainer: Trainer, experiment: Experiment, run: _Run, listener: Listener, *, trace: bool) -> Any:
     task, entry, folder = run.task, run.entry, run.folder
     settings = experiment.settings
     given = _arguments(experiment, task)
@@ -246,7 +246,7 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, audience: Audience
     with open_loggers(experiment, folder, run.name) as loggers:
 
         def tell(row: Mapping[str, Any]) -> None:
-            audience.event(row)
+            listener.event(row)
             for logger in loggers:
                 logger.event(row)
 

@@ -8,7 +8,7 @@
         letters.json, letters.safetensors         what lay in mailboxes, if anything did
 
 Ranks write their files into a hidden folder as they get there in host time, and mark a row. When the clock
-has played every rank's mark, the process that plays it adds log and manifest and gives the folder its name:
+has served every rank's mark, the process that serves it adds log and manifest and gives the folder its name:
 a step folder is complete or not there. The one before it is removed after that.
 """
 

@@ -72,7 +72,7 @@ class LogWriter:
     Args:
         folder: of the checkpoints.
         earlier: parts of former stretches, and where they lie.
-        num_past: how many of each rank's requests are in them: these are not written again when they are played.
+        num_past: how many of each rank's requests are in them: these are not written again when they are served.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Writing checkpoints: each rank's part, and completing one when every rank's mark has been played."""
+"""Writing checkpoints: each rank's part, and completing one when every rank's mark has been served."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RankCheckpoints:
 
 @dataclass
 class _Arriving:
-    """A checkpoint of which some ranks' marks have been played."""
+    """A checkpoint of which some ranks' marks have been served."""
 
     files: FileFacts = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
@@ -106,7 +106,7 @@ class _Arriving:
 
 
 class CheckpointWriter:
-    """Completes checkpoints as their marks are played, and everything before them has been observed.
+    """Completes checkpoints as their marks are served, and everything before them has been observed.
 
     Args:
         folder: where they go; it exists. None: nothing is kept.

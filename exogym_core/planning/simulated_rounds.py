@@ -143,7 +143,7 @@ class SimulatedRounds:
         if self._recording is None:
             run = self._live(topology, placement, protocol)
         else:
-            run, self._schedules = self._recording.play(
+            run, self._schedules = self._recording.replay(
                 topology,
                 self._seconds,
                 placement=placement,

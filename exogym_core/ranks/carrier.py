@@ -36,12 +36,12 @@ class Carrier(ABC):
         on_row: told of every row that a rank has marked, in order of virtual time.
         on_deposit: told (rank, note, tensors) of what a rank deposits for whoever looks on; the tensors are there
             until it returns. None: nobody does.
-        journal: what was requested before; is told of every request as it is played.
+        journal: what was requested before; is told of every request as it is served.
         recorder: keeps what happens; None: nobody wants to know.
         combined: what collectives compute.
 
     Attributes:
-        simulation: played to its end when the run is through.
+        simulation: run to its end when the run is through.
         failure: what went wrong, if anything.
         results: what `body` returned, in rank order.
         states: every rank's counters.

@@ -58,7 +58,7 @@ class CrossingLetters:
         self._open: dict[int, dict[LetterName, tuple[Tensor, ...]]] = {}  # step -> letters taken meanwhile
 
     def requested(self, rank: int, request: Request) -> None:
-        """Told of every request as the clock plays it."""
+        """Told of every request as the clock serves it."""
         if isinstance(request, Put):
             self._under_way[(request.box, rank), request.number] = self._passed[rank]
         elif isinstance(request, Mark) and "checkpoint" in request.row:

@@ -48,9 +48,9 @@ class Journal:
     """What ranks have requested: before this run began, and since.
 
     Attributes:
-        past: the requests of each rank that the kernel plays before the rank's own; empty for a run from the
+        past: the requests of each rank that the kernel serves before the rank's own; empty for a run from the
             start.
-        on_request: told of each rank and request as it is played, beginning with the past.
+        on_request: told of each rank and request as it is served, beginning with the past.
         letters: what crosses the cuts of checkpoints; told of every letter taken.
     """
 
@@ -59,7 +59,7 @@ class Journal:
     letters: CrossingLetters | None = None
 
     def mark(self, rank: int, row: Mapping[str, Any]) -> None:
-        """Tell of a row of a rank that no kernel plays."""
+        """Tell of a row of a rank that no kernel serves."""
         self.on_request(rank, Mark(row))
 
     def past_rows(self) -> list[tuple[int, Mapping[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What ranks request, recorded once and played on any network: for plans, in which what ranks do is known before when.
+"""What ranks request, recorded once and replayed on any network: for plans, where what ranks do is known before when.
 
 Where ranks ask for the time, what they do depends on it: such a run cannot be recorded.
 """
@@ -62,7 +62,7 @@ class Recording:
                 columns.append([tuple(calls) for calls in found[:-1]])
         return list(zip(*columns, strict=True))
 
-    def play(
+    def replay(
         self,
         topology: Topology,
         seconds: Sequence[Callable[[int], float]],
@@ -73,7 +73,7 @@ class Recording:
         num_marks: int | None = None,
         schedules: Schedules | None = None,
     ) -> tuple[RunResult[None], Schedules]:
-        """Play it on a network.
+        """Replay it on a network.
 
         Args:
             topology: the network; where it has no weather, long collectives are reckoned from their first steps.

@@ -172,7 +172,7 @@ def run_ranks(
         on_row: told of every marked row while the run goes on, in order of virtual time; as they come over `gloo`.
         on_deposit: told (rank, note, tensors) of what ranks `deposit`; the tensors are there until it returns.
         keep_rows: False: `rows` stays empty, for long runs that `on_row` takes in.
-        journal: its past is played before what ranks request, rows included; it is told of every request.
+        journal: its past is replayed before what ranks request, rows included; it is told of every request.
         trace: a file to write what happened to, for Perfetto, such as `trace.json.gz` (see `netsim.tools.trace`). Of a
             run that is cut short by an error or Ctrl-C it holds what happened until then, and a warning says so.
         timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has itself

@@ -1,4 +1,4 @@
-"""What ranks have sent, counted by the simulation as it plays what they request."""
+"""What ranks have sent, counted by the simulation as it serves what they request."""
 
 from __future__ import annotations
 

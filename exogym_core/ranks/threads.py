@@ -85,7 +85,7 @@ class _ThreadRun(Carrier):
     # --- what the simulation asks for, in the host's turn --------------------------------------------------
 
     def _let_run(self, rank: int) -> bool:
-        # Raised here and not below: what ranks had requested before a failure is played first.
+        # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self.turns.ready:
             return False
@@ -181,7 +181,7 @@ def run_in_threads(
     """Run `body(comm)` on every rank of `world`.
 
     Returns:
-        The run, played to its end.
+        The run, at its end.
 
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).

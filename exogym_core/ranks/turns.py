@@ -3,7 +3,7 @@
 torch's default generator, numpy's and `random`'s belong to the process, so freely running threads would be
 neither repeatable nor equal to processes. One participant has the turn; it gives way only when it blocks in
 one of our calls, and the random states travel with the turn. The host (the thread that called `run`) is a
-participant too: it plays the kernel, or carries messages, and has the turn when no rank is ready.
+participant too: it runs the kernel, or carries messages, and has the turn when no rank is ready.
 """
 
 from __future__ import annotations

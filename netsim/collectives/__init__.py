@@ -10,8 +10,8 @@ from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import Schedule
 from netsim.collectives.times.abridged import Abridged
 from netsim.collectives.times.choose import Choices, parse_collectives, schedule
-from netsim.collectives.times.collective import Collective, play
-from netsim.collectives.times.uneven import play_all_to_all
+from netsim.collectives.times.collective import Collective, start_collective
+from netsim.collectives.times.uneven import start_all_to_all
 
 __all__ = [
     "ALGORITHMS",
@@ -23,8 +23,8 @@ __all__ = [
     "algorithm_names",
     "default_algorithm",
     "parse_collectives",
-    "play",
-    "play_all_to_all",
     "run_on_arrays",
     "schedule",
+    "start_all_to_all",
+    "start_collective",
 ]

@@ -10,7 +10,7 @@ from netsim.collectives.schedules.algorithms import algorithm_names, default_alg
 from netsim.collectives.times.bound import lower_bound_seconds
 from netsim.collectives.times.choose import schedule
 from netsim.collectives.times.timing import time_collective
-from netsim.face.flows import play_flows, read_flows
+from netsim.face.flows import read_flows, time_flows
 from netsim.files.errors import InputError
 from netsim.files.units import parse_bytes
 from netsim.topology.protocol import Protocol
@@ -158,7 +158,7 @@ def flows(
     else:
         listed = [_row(number, row, net) for number, row in enumerate(rows, 1)]
         ways = [row[1:] for row in listed]
-    finish = [float(seconds) for seconds in play_flows(net, listed, parsed)]
+    finish = [float(seconds) for seconds in time_flows(net, listed, parsed)]
     return FlowTimes(finish, window_limit(net, parsed, ways))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from netsim.fluid.recorder import Recorder
     from netsim.topology.topology import Topology
 
-__all__ = ["Flow", "FlowTable", "play_flows", "read_flows"]
+__all__ = ["Flow", "FlowTable", "read_flows", "time_flows"]
 
 _COLUMNS = ("start_s", "src", "dst", "bytes")
 _FINISH = "finish_s"
@@ -150,7 +150,7 @@ def _host_names(topology: Topology) -> dict[str, int]:
     return names
 
 
-def play_flows(
+def time_flows(
     topology: Topology,
     flows: Sequence[Flow | tuple[float, int | str, int | str, float]],
     protocol: str | Mapping[str, Any] | Protocol | None = None,
@@ -178,15 +178,15 @@ def play_flows(
     >>> topology = Topology.from_mapping(
     ...     {"hosts": {"a": {}, "b": {}}, "links": [
     ...         {"between": ["a", "b"], "bandwidth": "80 Mbit/s", "latency": "10 ms"}]})
-    >>> play_flows(topology, [(0.0, "a", "b", 10_000_000)]).tolist()
+    >>> time_flows(topology, [(0.0, "a", "b", 10_000_000)]).tolist()
     [1.01]
     """
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
     listed = [_as_flow(flow, topology) for flow in flows]
     is_plain = parsed.is_plain and not topology.weather and recorder is None
     if is_plain and is_worth_compiling("transfers", len(listed)):
-        return _play_compiled(topology, parsed, listed)
-    return _play_on_network(topology, listed, parsed, on_delivered, recorder)
+        return _time_compiled(topology, parsed, listed)
+    return _time_on_network(topology, listed, parsed, on_delivered, recorder)
 
 
 def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: Topology) -> Flow:
@@ -200,7 +200,7 @@ def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: T
     return Flow(float(start), source, target, float(num_bytes))
 
 
-def _play_compiled(topology: Topology, protocol: Protocol, flows: list[Flow]) -> FloatArray:
+def _time_compiled(topology: Topology, protocol: Protocol, flows: list[Flow]) -> FloatArray:
     from netsim.fluid import compiled
 
     pairs: dict[tuple[int, int], int] = {}
@@ -209,7 +209,7 @@ def _play_compiled(topology: Topology, protocol: Protocol, flows: list[Flow]) ->
     num_links = len(topology.links)
     links = padded(routes, num_links)
     latency = np.append(topology.latency_seconds, 0.0)[links].sum(axis=1)
-    return compiled.play_messages(
+    return compiled.run_messages(
         np.asarray(topology.bits_per_second, dtype=np.float64) / 8 * protocol.payload_share,
         links,
         np.array(path),
@@ -219,7 +219,7 @@ def _play_compiled(topology: Topology, protocol: Protocol, flows: list[Flow]) ->
     )
 
 
-def _play_on_network(
+def _time_on_network(
     topology: Topology,
     flows: list[Flow],
     protocol: Protocol,

@@ -1,6 +1,6 @@
 """The closed event loop, compiled: the `fast` extra. Import this file only where it is wanted.
 
-`play_messages` plays transfers whose start is known, `play_steps` members that post step after step, both on
+`run_messages` simulates transfers whose start is known, `run_steps` members that post step after step, both on
 the ideal network and to the end. They do what `netsim.fluid.network` does, transfer for transfer, and agree with it
 to 1e-9.
 """
@@ -27,7 +27,7 @@ from netsim.fluid.compiled_rates import (
 if TYPE_CHECKING:
     from netsim.fluid.fairness import FloatArray, IntArray
 
-__all__ = ["play_messages", "play_steps"]
+__all__ = ["run_messages", "run_steps"]
 
 _OF_DURATION = 1e-12  # as in netsim.fluid.transfers
 _OF_CLOCK = 2.0**-50
@@ -38,7 +38,7 @@ _MEMBER = record("next_step oldest has_arrived", "done")
 
 
 class _Schedule(NamedTuple):
-    """What is to be played, and how far it is."""
+    """What is to be simulated, and how far it is."""
 
     messages: Records
     members: Records
@@ -50,7 +50,7 @@ class _Schedule(NamedTuple):
     states: Records
 
 
-def play_messages(
+def run_messages(
     capacity: FloatArray,
     path_links: IntArray,
     path: IntArray,
@@ -81,7 +81,7 @@ def play_messages(
     return np.ascontiguousarray(messages["finish"])
 
 
-def play_steps(
+def run_steps(
     capacity: FloatArray,
     path_links: IntArray,
     path: IntArray,
@@ -100,7 +100,7 @@ def play_steps(
     Messages over one path leave whole and in order, as those of one connection do.
 
     Args:
-        capacity, path_links, path, latency_seconds, num_bytes: as for `play_messages`; latencies without
+        capacity, path_links, path, latency_seconds, num_bytes: as for `run_messages`; latencies without
             bytes follow the same rule.
         step: number of the step of each message, never falling along the array.
         source, target: member that sends and member that receives it.

@@ -1,1 +1,1 @@
-"""Ranks in virtual time: streams of requests, the kernel that plays them, and meetings."""
+"""Ranks in virtual time: streams of requests, the kernel that serves them, and meetings."""

@@ -73,7 +73,7 @@ _MOST_TOLD = 8  # ranks in one line
 
 
 class Kernel:
-    """Plays the ranks' request streams on one clock.
+    """Serves the ranks' request streams on one clock.
 
     Args:
         num_ranks: how many ranks there are.
@@ -97,7 +97,7 @@ class Kernel:
         reach: tells who reaches whom, and brings what is fetched.
         on_older: called with a group and the numbers of its published state that may be asked for yet, the
             newest and older ones on their way; newer numbers have not been published at this time.
-        on_request: told of every rank and request as it is played, questions with nothing left open: played again
+        on_request: told of every rank and request as it is served, questions with nothing left open: replayed
             from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
             kept here.
         can_run: whether a rank that stands still for `refill` can go on.
@@ -162,7 +162,7 @@ class Kernel:
         self._failure: BaseException | None = None
 
     def run(self) -> None:
-        """Play every stream to its `Exit`.
+        """Serve every stream to its `Exit`.
 
         Raises:
             DeadlockError: a rank still waits, and nothing that the clock has left to do can help it.

@@ -1,4 +1,4 @@
-"""Whose calls go by which name; without anything that plays them."""
+"""Whose calls go by which name; without anything that serves them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class _Box:
 
 
 class Mailboxes:
-    """Plays `Put` and `Take` on a clock.
+    """Serves `Put` and `Take` on a clock.
 
     A letter is a message whose receiver is always ready. Nobody waits for it to arrive, and a letter that
     nobody takes is no error.

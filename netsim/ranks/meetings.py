@@ -63,7 +63,7 @@ class _State:
 
 
 class Meetings:
-    """Plays `Join`, `Confirm`, `Publish` and `Fetch` on a clock.
+    """Serves `Join`, `Confirm`, `Publish` and `Fetch` on a clock.
 
     Args:
         clock: whose time it is.

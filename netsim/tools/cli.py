@@ -1,4 +1,4 @@
-"""`netsim`: show and validate topologies, play flows and collectives on them.
+"""`netsim`: show and validate topologies, time flows and collectives on them.
 
 Each command is imported when it is used, so that `netsim --help` answers at once.
 """
@@ -25,7 +25,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "show": ("netsim.tools.show", "Print hosts, links and the matrix of bandwidth and latency."),
     "validate": ("netsim.tools.validate", "Check a topology file; every mistake with its line."),
-    "flows": ("netsim.tools.flows", "Play transfers from a CSV file."),
+    "flows": ("netsim.tools.flows", "Time transfers from a CSV file."),
     "collective": ("netsim.tools.collective", "Time one collective."),
     "import": ("netsim.tools.importing", "Make a topology of measurements, or of another tool's file."),
     "probe": ("netsim.tools.probing", "Measure a real network from its hosts, and write it as a topology."),

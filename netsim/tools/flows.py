@@ -1,4 +1,4 @@
-"""`netsim flows`: play a list of transfers, and tell when each is delivered."""
+"""`netsim flows`: simulate a list of transfers, and tell when each is delivered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 import numpy as np
 
-from netsim.face.flows import play_flows, read_flows
+from netsim.face.flows import read_flows, time_flows
 from netsim.files.errors import InputError, NetsimError
 from netsim.tools.sign_of_life import SignOfLife
 from netsim.tools.trace import tracing
@@ -40,7 +40,7 @@ __all__ = ["command"]
     help="Write what happened, such as to t.json.gz.",
 )
 def command(topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None) -> None:
-    """Play the transfers listed in FLOWS.csv and tell when each is delivered.
+    """Simulate the transfers listed in FLOWS.csv and tell when each is delivered.
 
     FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
     """
@@ -56,7 +56,7 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
     table = read_flows(flows, network)
     recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
     with recording as recorder, SignOfLife("transfers", len(table.flows)) as progress:
-        finish = play_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
+        finish = time_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:
         told = f"{num_lost} of {len(finish)} transfers {'is' if num_lost == 1 else 'are'} lost"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from netsim.face.flows import play_flows, read_flows
+from netsim.face.flows import read_flows, time_flows
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import format_bits_per_second
 from netsim.fluid.recorder import Recorder
@@ -63,17 +63,17 @@ def command(topology: str, flows: Path | None, protocol: str | None, out: Path |
         path = out if out is not None else Path(f"{Path(topology).stem}.png")
         if path.suffix.lower() not in _FORMATS:
             raise InputError(f"--out {path}: expected a name that ends in {', '.join(_FORMATS)}")
-        recorder = _played(network, flows, protocol) if flows is not None else None
+        recorder = _recorded(network, flows, protocol) if flows is not None else None
         _save(draw(network, recorder), path)
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
     click.echo(path)
 
 
-def _played(topology: Topology, flows: Path, protocol: str | None) -> Recorder:
+def _recorded(topology: Topology, flows: Path, protocol: str | None) -> Recorder:
     recorder = Recorder()
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
-    play_flows(topology, read_flows(flows, topology).flows, parsed, recorder=recorder)
+    time_flows(topology, read_flows(flows, topology).flows, parsed, recorder=recorder)
     return recorder
 
 

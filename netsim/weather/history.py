@@ -1,6 +1,6 @@
-"""What the weather of a topology does in the course of time, played by itself: for people to look at.
+"""What the weather of a topology does in the course of time, simulated by itself: for people to look at.
 
-    history = play_weather(Topology.load("stormy.yaml"), until_seconds=60.0)
+    history = simulate_weather(Topology.load("stormy.yaml"), until_seconds=60.0)
     history.links[3]        # [(0.0, 100e6), (10.0, 0.0), (15.0, 100e6)]
 
 The weather asks nobody: what it does in a run is what it does here, up to the same instant.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from netsim.fluid.fairness import FloatArray, IntArray
     from netsim.topology.topology import Topology
 
-__all__ = ["WeatherHistory", "play_weather"]
+__all__ = ["WeatherHistory", "simulate_weather"]
 
 _MOST_CHANGES = 20_000
 
@@ -35,7 +35,7 @@ class WeatherHistory:
         links: link index -> (instant, bits per second that it carries from then on), from 0 s; only of links that
             ever change.
         outages: crashes of hosts; without an end where they last until the end.
-        until_seconds: to where it was played; sooner than asked for where too much happens to be shown.
+        until_seconds: to where it was simulated; sooner than asked for where too much happens to be shown.
     """
 
     links: Mapping[int, Sequence[tuple[float, float]]]
@@ -43,10 +43,10 @@ class WeatherHistory:
     until_seconds: float
 
 
-def play_weather(
+def simulate_weather(
     topology: Topology, until_seconds: float, most_changes: int = _MOST_CHANGES
 ) -> WeatherHistory:
-    """Play the weather of `topology`, without the traffic of others, for so many seconds or changes at most."""
+    """Simulate the weather of `topology`, without the traffic of others, for so many seconds or changes at most."""
     clock = Clock()
     network = Network(clock, replace(topology, weather=replace(topology.weather, background=())))
     watcher = _HistoryWatcher(network)

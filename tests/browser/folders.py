@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from exogym_core.results.record import RunFolder
-from netsim.face.flows import Flow, play_flows
+from netsim.face.flows import Flow, time_flows
 from netsim.fluid.recorder import Recorder
 from netsim.tools.trace import write_trace
 from netsim.topology.protocol import Protocol
@@ -66,7 +66,7 @@ def write_run(path: Path, speed: float = 1.0, *, is_traced: bool = False, **sett
         recorder = Recorder()
         flows = [Flow(0.0, 0, 1, 5_000_000), Flow(4.0, 1, 0, 10_000_000)]
         network = Topology.from_mapping(NETWORK, "here")
-        play_flows(network, flows, Protocol.parse("ideal"), recorder=recorder)
+        time_flows(network, flows, Protocol.parse("ideal"), recorder=recorder)
         write_trace(recorder, path / "trace.json.gz")
     return path
 

@@ -203,7 +203,7 @@ def _ring(case: Case, comm: Communicator) -> Callable[[], Any]:
 Program = tuple[list[tuple[int, ...]], list[Case]]
 
 
-def play(program: Program, comm: Communicator) -> list[tuple[int, Any]]:
+def carry_out(program: Program, comm: Communicator) -> list[tuple[int, Any]]:
     """One rank's part of a program: (number of the case, what it returned)."""
     groups, cases = program
     members = [comm.group(ranks) if comm.rank in ranks else None for ranks in groups]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, programs, run
+from conformance_cases import OPERATIONS, TRANSPORTS, Case, carry_out, check, programs, run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +36,7 @@ def test_random_programs_give_what_the_definitions_say(
     @given(_sized_programs(num_cases))
     def holds(example: tuple[int, Any]) -> None:
         num_ranks, program = example
-        results = run(transport, partial(play, program), num_ranks).results
+        results = run(transport, partial(carry_out, program), num_ranks).results
         check(program, results, exact=transport != "gloo")
 
     holds()
@@ -51,7 +51,7 @@ def test_every_collective_once_in_all_dtypes(transport: str) -> None:
             later = 0 if number % 2 else None
             cases.append(Case(operation, 0, dtype, (3, 2), "transposed", "sum", 1, later, False, number))
     program = [(0, 1, 2)], cases
-    check(program, run(transport, partial(play, program), 3).results, exact=transport != "gloo")
+    check(program, run(transport, partial(carry_out, program), 3).results, exact=transport != "gloo")
 
 
 def _in_place(comm: Communicator) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from conformance_cases import OPERATIONS, TRANSPORTS, Case, check, play, run
+from conformance_cases import OPERATIONS, TRANSPORTS, Case, carry_out, check, run
 
 from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
@@ -72,7 +72,7 @@ def test_the_real_transport_without_checks_and_in_fresh_processes(options: dict[
         for number, operation in enumerate(OPERATIONS)
     ]
     program = [(0, 1), (1, 0)], cases
-    check(program, launch_gloo(partial(play, program), 2, **options).results, exact=False)
+    check(program, launch_gloo(partial(carry_out, program), 2, **options).results, exact=False)
 
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:

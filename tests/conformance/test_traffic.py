@@ -1,4 +1,4 @@
-"""Bytes counted without a simulation are those of the schedules that simulations play."""
+"""Bytes counted without a simulation are those of the schedules that simulations carry out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers whose durations ns-3 has told, and the same ones played here; see ns3/README.md."""
+"""Transfers whose durations ns-3 has told, and the same ones simulated here; see ns3/README.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from simgrid_cases import wan4
 
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.topology import Topology
 
 FOLDER = Path(__file__).parent / "ns3"
@@ -78,7 +78,7 @@ def singles(*, lossy: bool, know_queue: bool = False) -> list[Comparison]:
             continue
         round_trip, num_bytes = float(row["rtt_s"]), int(row["bytes"])
         topology = _dumbbell(float(row["rate_bps"]), [round_trip], float(row["loss"]))
-        seconds = play_flows(topology, [(0.0, "a0", "b0", num_bytes)], _protocol(row, know_queue))
+        seconds = time_flows(topology, [(0.0, "a0", "b0", num_bytes)], _protocol(row, know_queue))
         name = f"{float(row['rate_bps']) / 1e6:.0f} Mbit/s, {round_trip * 1e3:.0f} ms, {row['buf']}, "
         name += f"queue {row['queue_pkts']}, loss {float(row['loss']):g}, {num_bytes / 1e6:g} MB"
         expected = np.array([float(row["fct_s"])])
@@ -105,7 +105,7 @@ def _compare(name: str, rows: list[dict[str, str]], know_queue: bool) -> Compari
         topology = wan4(16)
         hosts = [(_region_host(row["src"]), _region_host(row["dst"])) for row in rows]
     flows = [(begin, *pair, size) for begin, pair, size in zip(start.tolist(), hosts, sizes, strict=True)]
-    finish = play_flows(topology, flows, _protocol(rows[0], know_queue))
+    finish = time_flows(topology, flows, _protocol(rows[0], know_queue))
     expected = np.array([float(row["fct_s"]) for row in rows])
     sound = np.array([row["suspect"] == "0" for row in rows])
     return Comparison(name, sizes[0], 0.0, start[sound], expected[sound], (finish - start)[sound])

@@ -133,7 +133,7 @@ def golden(name: str) -> list[float]:
 
 
 def ring_steps(topology: Topology, hosts: list[int]) -> tuple[Any, ...]:
-    """A ring all-reduce of 100 MB in chunks, as `netsim.fluid.compiled:play_steps` takes it.
+    """A ring all-reduce of 100 MB in chunks, as `netsim.fluid.compiled:run_steps` takes it.
 
     A rank sends on when its previous send and receive are done.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simgrid_cases import Row, case, golden, random_graph, random_rows, ring_steps, star, wan4
 
-from netsim.face.flows import play_flows
+from netsim.face.flows import time_flows
 from netsim.fluid.compiling import LEAST
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
@@ -21,7 +21,7 @@ def largest_error(rows: list[Row], finish: np.ndarray, expected: np.ndarray) -> 
 @pytest.mark.parametrize("name", ["star8.a2a8", "wan4_8.a2a8", "star64.a2a64"])
 def test_all_to_all_is_as_in_simgrid(name: str) -> None:
     topology, rows = case(name)
-    assert largest_error(rows, play_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
+    assert largest_error(rows, time_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
 
 
 def test_random_transfers_are_as_in_simgrid() -> None:
@@ -30,7 +30,7 @@ def test_random_transfers_are_as_in_simgrid() -> None:
     part = rows[:1500]
     expected = np.array(golden("random100.random_steady")[:1500])
     settled = expected < rows[1500][0]
-    finish = play_flows(topology, part, "ideal")
+    finish = time_flows(topology, part, "ideal")
     assert settled.sum() > 1200
     kept = [row for row, is_settled in zip(part, settled, strict=True) if is_settled]
     assert largest_error(kept, finish[settled], expected[settled]) <= LARGEST_ERROR
@@ -40,7 +40,7 @@ def test_compiled_random_transfers_are_as_in_simgrid() -> None:
     pytest.importorskip("numba")
     name = "random100.random_steady"
     topology, rows = case(name)
-    assert largest_error(rows, play_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
+    assert largest_error(rows, time_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
 
 
 @pytest.mark.parametrize("network", ["random", "star", "regions"])
@@ -50,9 +50,9 @@ def test_compiled_loop_gives_the_same_instants(network: str, monkeypatch: pytest
         network
     ]()
     rows = random_rows(topology, 300, 3.0, 11)
-    reference = play_flows(topology, rows, "ideal")
+    reference = time_flows(topology, rows, "ideal")
     monkeypatch.setitem(LEAST, "transfers", 1)
-    compiled = play_flows(topology, rows, "ideal")
+    compiled = time_flows(topology, rows, "ideal")
     np.testing.assert_allclose(compiled, reference, rtol=1e-9)
 
 
@@ -70,5 +70,5 @@ def test_ring_all_reduce_over_64_hosts_is_as_in_simgrid(place: str, seconds: flo
     num = 64
     topology = star(num) if place == "star" else wan4(num)
     hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if place == "round robin" else list(range(num))
-    _, done = compiled.play_steps(*ring_steps(topology, hosts))
+    _, done = compiled.run_steps(*ring_steps(topology, hosts))
     assert done.max() == pytest.approx(seconds, rel=1e-9)

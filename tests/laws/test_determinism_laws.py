@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import build_strategy
-from netsim.collectives import play, schedule
+from netsim.collectives import schedule, start_collective
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.topology import Topology
@@ -177,7 +177,7 @@ def test_two_simulations_in_one_process_do_not_see_each_other() -> None:
     def start(op: str, ends: list[tuple[float, int]]) -> Clock:
         clock = Clock()
         network = Network(clock, loaded, "linux-tcp")
-        collective = play(
+        collective = start_collective(
             network,
             schedule(op, 4, num_bytes=200_000, element_bytes=4),
             (0, 1, 2, 3),

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from netsim.collectives import play, schedule
+from netsim.collectives import schedule, start_collective
 from netsim.files.errors import DeadlockError
 from netsim.fluid.capacity import Capacity
 from netsim.fluid.clock import Clock
@@ -395,7 +395,9 @@ def one_connection(network: Network, done: Callable[[], None]) -> int:
 
 def ring(network: Network, done: Callable[[], None]) -> int:
     """An all-reduce across the middle."""
-    one = play(network, schedule("all_reduce", 2, num_bytes=90_000), (0, 2), on_done=lambda member: done())
+    one = start_collective(
+        network, schedule("all_reduce", 2, num_bytes=90_000), (0, 2), on_done=lambda member: done()
+    )
     for member in range(2):
         one.arrive(member)
     return 2

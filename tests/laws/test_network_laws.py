@@ -118,8 +118,8 @@ class Witness:
         return list(self.network.topology.route(*self.hosts[transfer]))
 
 
-def play(case: Case, at_instant: Callable[[Witness], None] | None = None, factor: int = 1) -> Witness:
-    """Play a case to its end; `at_instant` is called at the end of each instant."""
+def simulate(case: Case, at_instant: Callable[[Witness], None] | None = None, factor: int = 1) -> Witness:
+    """Simulate a case to its end; `at_instant` is called at the end of each instant."""
     clock = Clock()
     network = Network(clock, case.topology(factor), case.protocol)
     witness = Witness(network)
@@ -160,7 +160,7 @@ def check_conservation(case: Case) -> None:
             expected[witness.route(transfer)] += moved
         np.testing.assert_allclose(witness.network.link_bytes, expected, rtol=1e-9, atol=1e-3)
 
-    witness = play(case, account)
+    witness = simulate(case, account)
     account(witness)
     assert witness.ended == witness.sizes
     for transfer, size in witness.sizes.items():
@@ -186,12 +186,12 @@ def check_capacity(case: Case) -> None:
             full = load[route] >= capacity[route] * (1 - 1e-9)
             assert (full & (largest[route] <= rate * (1 + 1e-9))).any()
 
-    play(case, audit)
+    simulate(case, audit)
 
 
 def check_lower_bound(case: Case) -> None:
     """Law 3: nothing arrives before its latency and its bytes over its narrowest link."""
-    witness = play(case)
+    witness = simulate(case)
     topology = case.topology()
     for (start, source, target, num_bytes), finish in zip(case.rows, witness.finish, strict=True):  # type: ignore[attr-defined]
         route = list(topology.route(source, target))
@@ -203,8 +203,8 @@ def check_lower_bound(case: Case) -> None:
 def check_scaling(case: Case, factor: int = 1000) -> None:
     """Law 9: as many times the bytes over as many times the bandwidth take the same time."""
     np.testing.assert_allclose(
-        play(case).finish,  # type: ignore[attr-defined]
-        play(case, factor=factor).finish,  # type: ignore[attr-defined]
+        simulate(case).finish,  # type: ignore[attr-defined]
+        simulate(case, factor=factor).finish,  # type: ignore[attr-defined]
         rtol=1e-9,
         atol=1e-12,
     )

@@ -147,7 +147,7 @@ def _perform(group: Any, what: str, size: int) -> None:
         sent.wait()
 
 
-def play(number: int) -> str:
+def simulate(number: int) -> str:
     """Run a scenario; `finished` or `deadlock`. Raises whatever is wrong."""
     topology, num_ranks, program = drawn(number)
     first = _outcome(topology, num_ranks, program, "threads")
@@ -177,7 +177,7 @@ def _outcome(topology: dict[str, Any], num_ranks: int, program: list[tuple[Any, 
 
 
 def main() -> None:
-    """Read the command line, and play."""
+    """Read the command line, and simulate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scenarios", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
@@ -188,21 +188,21 @@ def main() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _too_long)
     ends, found = {"finished": 0, "deadlock": 0}, {}
-    deadline, num_played = time.monotonic() + options.seconds, 0
+    deadline, num_run = time.monotonic() + options.seconds, 0
     for number in range(options.first, options.first + options.scenarios):
         if time.monotonic() > deadline:
             break
-        num_played += 1
+        num_run += 1
         signal.alarm(SECONDS_FOR_ONE)
         try:
-            ends[play(number)] += 1
+            ends[simulate(number)] += 1
         except Exception as error:
             found[number] = "".join(traceback.format_exception(error))[-1500:]
         finally:
             signal.alarm(0)
     spent = {
         "first": options.first,
-        "scenarios": num_played,
+        "scenarios": num_run,
         **ends,
         "cpu_seconds": round(time.process_time(), 1),
     }

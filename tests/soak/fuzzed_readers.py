@@ -24,7 +24,7 @@ from exogym_core.app.experiment import Experiment
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, manifest_text
 from exogym_core.results.record import RecordError
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.face.flows import play_flows, read_flows
+from netsim.face.flows import read_flows, time_flows
 from netsim.files.documents import parse_document
 from netsim.files.errors import DeadlockError, InputError
 from netsim.topology import Topology
@@ -170,14 +170,14 @@ def _topology(data: bytes, use: int) -> bool:
         plain = found.to_mapping()
         assert Topology.from_mapping(plain).to_mapping() == plain
     if found is not None and use % 16 == 0 and 2 <= len(found.hosts) <= 50:
-        _plays(found)
+        _runs(found)
     return found is not None
 
 
-def _plays(topology: Topology) -> None:
+def _runs(topology: Topology) -> None:
     last = len(topology.hosts) - 1
     try:
-        ends = accepted(None, lambda: play_flows(topology, [(0.0, 0, last, 1000.0), (0.5, last, 0, 0.0)]))
+        ends = accepted(None, lambda: time_flows(topology, [(0.0, 0, last, 1000.0), (0.5, last, 0, 0.0)]))
     except DeadlockError:
         return
     assert ends is None or all(0 < end <= math.inf for end in ends.tolist())
@@ -267,7 +267,7 @@ def _flows(data: bytes, use: int) -> bool:
     _MADE["net"] = net
     table = accepted(path, lambda: read_flows(path, net))
     if table is not None and use % 4 == 0 and len(table.flows) <= 50:
-        ends = play_flows(net, table.flows)
+        ends = time_flows(net, table.flows)
         assert all(end >= flow.start_seconds for end, flow in zip(ends.tolist(), table.flows, strict=True))
     return table is not None
 
@@ -282,7 +282,7 @@ def _traces(data: bytes, use: int) -> bool:
     net = FOLDER.write("traced.yaml", flow({**_NET, "traces": [trace]}).encode())
     found: Topology | None = accepted(net, lambda: Topology.load(net))
     if found is not None and use % 8 == 4:
-        _plays(found)
+        _runs(found)
     return found is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fault_scenarios import play
+from fault_scenarios import simulate
 from fuzzed_readers import READERS, one_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,4 +27,4 @@ def test_whatever_is_drawn(reader: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("number", range(1, 12))
 def test_runs_on_networks_that_fail_end_rightly(number: int) -> None:
-    assert play(number) in ("finished", "deadlock")
+    assert simulate(number) in ("finished", "deadlock")

@@ -240,7 +240,7 @@ def _plain(path: Path) -> dict[str, Any]:
 
 
 class _Nobody:
-    """An `Audience`: a task's rows are in its folder."""
+    """A `Listener`: a task's rows are in its folder."""
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
         """A strategy starts."""

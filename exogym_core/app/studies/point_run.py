@@ -17,7 +17,7 @@ from netsim.files.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.app.comparison import Audience
+    from exogym_core.app.comparison import Listener
     from exogym_core.app.studies.points import Point
     from exogym_core.app.studies.progress import PointProgress, SweepProgress
     from exogym_core.app.studies.study import Study
@@ -47,9 +47,9 @@ class PointRun:
 
     def begin(self) -> tuple[RunFolder, PointProgress]:
         """Note that it has begun; its folder, which is this process's until `end`."""
-        audience = self.progress.point(self.number, self.point)
+        listener = self.progress.point(self.number, self.point)
         self.study.note(self.number, self.point, {"incomplete": True})
-        return self.study.point_folder(self.number).owned(), audience
+        return self.study.point_folder(self.number).owned(), listener
 
     def experiment(self, folder: RunFolder) -> Experiment:
         """Its experiment, written to its folder; where it was begun before, with what was measured then.
@@ -76,7 +76,7 @@ class PointRun:
         return found
 
 
-def train_in(folder: RunFolder, experiment: Experiment, audience: Audience) -> list[dict[str, Any]]:
+def train_in(folder: RunFolder, experiment: Experiment, listener: Listener) -> list[dict[str, Any]]:
     """Train the experiment's strategies in its folder, or what is left of them; warnings go to its log."""
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -85,7 +85,7 @@ def train_in(folder: RunFolder, experiment: Experiment, audience: Audience) -> l
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = note
-        return compare(experiment, folder, audience, resume=True)
+        return compare(experiment, folder, listener, resume=True)
 
 
 def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Found:

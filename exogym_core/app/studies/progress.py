@@ -79,7 +79,7 @@ class SweepProgress:
 
 
 class PointProgress:
-    """The `Audience` of one point's comparison."""
+    """The `Listener` of one point's comparison."""
 
     def __init__(self, sweep: SweepProgress, number: int, name: str) -> None:
         self._sweep, self._number, self._name = sweep, number, name

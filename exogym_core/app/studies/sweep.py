@@ -39,9 +39,9 @@ class Here:
             yield each.number, self._run(each)
 
     def _run(self, each: PointRun) -> Found:
-        folder, audience = each.begin()
+        folder, listener = each.begin()
         try:
-            found = found_by(lambda: train_in(folder, each.experiment(folder), audience), folder)
+            found = found_by(lambda: train_in(folder, each.experiment(folder), listener), folder)
         except BaseException:
             folder.release()
             raise

@@ -65,7 +65,7 @@ class Port(Protocol):
         """Hand tensors over to the observer, without waiting for it."""
 
     def flush(self) -> None:
-        """Have the clock play what this rank has requested, as far as it can."""
+        """Have the clock serve what this rank has requested, as far as it can."""
 
     def ask(self, question: Question) -> Answer:
         """The kernel's answer, at this rank's virtual time."""

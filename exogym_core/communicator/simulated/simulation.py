@@ -20,9 +20,9 @@ from netsim.collectives import (
     Choices,
     Schedule,
     parse_collectives,
-    play,
-    play_all_to_all,
     schedule,
+    start_all_to_all,
+    start_collective,
 )
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
@@ -103,7 +103,7 @@ class Schedules:
         self._known = lru_cache(maxsize=_MOST_NOTED)(self._found)
 
     def of(self, call: Call) -> Schedule:
-        """The schedule that `call` is played by."""
+        """The schedule that `call` goes by."""
         return self._known(call) if call.parts is None else self._found(call)
 
     def _found(self, call: Call) -> Schedule:
@@ -164,18 +164,18 @@ class Simulation:
         on_complete: told of every call whose value is known.
         on_answer: told (rank, value) when the kernel has answered a question.
         on_row: told of every row that a rank has marked, in order of virtual time.
-        past: what each rank has requested in an earlier part of this run, played before all else; empty for
+        past: what each rank has requested in an earlier part of this run, replayed before all else; empty for
             a run from the start.
-        on_request: told of every request as it is played, the past included.
+        on_request: told of every request as it is served, the past included.
         recorder: keeps what happens; None: nobody wants to know.
         recall: blocks until one of those who are away makes a call again; False where nobody is.
         on_taken: told of every rank that takes letters, what it asked, and which.
         schedules: of calls, where they are known from another run of this world; None: found anew.
-        abridged: of long collectives the first steps are played, and the rest is reckoned from them.
+        abridged: of long collectives the first steps are simulated, and the rest is reckoned from them.
 
     Attributes:
         away: ranks that wait for something of their own while others' time is running out: the clock goes on.
-        algorithms: of each operation that was played, the algorithms that it went by.
+        algorithms: of each operation that was called, the algorithms that it went by.
         window_limit: the way on which a sender's window limited collectives most; None where links did.
         link_history: what crossed links, looked at with rank 0's rows; None without a topology.
     """
@@ -199,9 +199,9 @@ class Simulation:
         self.world = world
         self.away: set[int] = set()
         self.schedules = schedules if schedules is not None else Schedules(world)
-        self._player: Callable[..., Collective] = play
+        self._begin: Callable[..., Collective] = start_collective
         if abridged and world.topology is not None:
-            self._player = Abridged(world.topology, world.protocol).play
+            self._begin = Abridged(world.topology, world.protocol).start
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
@@ -299,7 +299,7 @@ class Simulation:
         hosts = tuple([self.world.hosts[rank] for rank in call.ranks])
         if call.op == "all_to_all":
             self.algorithms.setdefault(call.op, set()).add("direct")
-            enter, cancel = play_all_to_all(
+            enter, cancel = start_all_to_all(
                 self.network,
                 hosts,
                 lambda rows: self.schedules.of(_all_to_all(call, rows)),
@@ -311,8 +311,8 @@ class Simulation:
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
         if self._has_windows:
             self._note_windows(plan, hosts)
-        playing = self._player(self.network, plan, hosts, group=group, on_done=on_done)
-        return lambda member, _: playing.arrive(member), playing.cancel
+        started = self._begin(self.network, plan, hosts, group=group, on_done=on_done)
+        return lambda member, _: started.arrive(member), started.cancel
 
 
 def _never(links: Collection[int]) -> bool:

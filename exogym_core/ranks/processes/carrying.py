@@ -102,7 +102,7 @@ class ProcessRun(Carrier):
         self.children: Homes | None = None
 
     def run(self, children: Homes) -> None:
-        """Play the run to its end; `failure` says whether that was its own."""
+        """Bring the run to its end; `failure` says whether that was its own."""
         self.children = children
         try:
             self.simulation.kernel.run()
@@ -132,7 +132,7 @@ class ProcessRun(Carrier):
     def _let_run(self, rank: int) -> bool:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
         assert self.children is not None
-        # Raised here and not below: what ranks had requested before a failure is played first.
+        # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self._inboxes:
             if not self.simulation.exchange.running:
@@ -301,7 +301,7 @@ def run_in_processes(
     With `alone`, and a process a rank, `body` runs in its process's main thread, whose random streams are left alone.
 
     Returns:
-        The run, played to its end.
+        The run, at its end.
 
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure or its process's death.

@@ -70,7 +70,7 @@ def run_on_ray(
         recorder: keeps what happens; None: nobody wants to know.
 
     Returns:
-        The run, played to its end.
+        The run, at its end.
 
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure or its node's loss.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from exogym_core.names import visible
 from netsim.files.units import format_bits_per_second
 from netsim.topology.topology import Topology
-from netsim.weather.history import play_weather
+from netsim.weather.history import simulate_weather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ def weather_of(results: Results) -> WeatherStrips:
     network = Topology.from_mapping(topology, "experiment.yaml: topology")
     seed = results.settings.get("network_seed")
     weather = network.weather.with_seed(results.seeds[0] if seed is None else seed)
-    history = play_weather(replace(network, weather=weather), seconds)
+    history = simulate_weather(replace(network, weather=weather), seconds)
     return WeatherStrips(_strips(network, history), history.until_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Plays any schedule on arrays, to prove that the bytes it sends compute the right result."""
+"""Carries out any schedule on arrays, to prove that the bytes it sends compute the right result."""
 
 from __future__ import annotations
 

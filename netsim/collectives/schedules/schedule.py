@@ -6,7 +6,7 @@ i - window is done, and the first steps of a phase when all of the phase before 
 message in a step passes it at once. Nothing here knows of time or of a network.
 
 Every message carries a contiguous range of the *layout*, the bytes of the whole operation in one line: the
-tensor itself, or the parts of all ranks one after the other. So one executor can play any schedule on
+tensor itself, or the parts of all ranks one after the other. So one executor can carry out any schedule on
 arrays.
 """
 
@@ -168,7 +168,7 @@ class Schedule:
 
     @property
     def most_messages(self) -> int:
-        """Messages that playing it may take, with the two notes of a rendezvous for each."""
+        """Messages that carrying it out may take, with the two notes of a rendezvous for each."""
         return 3 * self.num_messages
 
     @cached_property

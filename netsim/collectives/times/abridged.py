@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from netsim.collectives.schedules.schedule import Phase
-from netsim.collectives.times.collective import play
+from netsim.collectives.times.collective import start_collective
 from netsim.collectives.times.timing import time_collective
 from netsim.fluid.clock import call_at
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Abridged"]
 
-# Under TCP, what sends more messages than this is not played to its end.
+# Under TCP, what sends more messages than this is not simulated to its end.
 _MOST_WINDOWED_MESSAGES = 2_500
 
 _FEWEST_STEPS = 2  # of a phase, by which its pace is judged first; then twice as many, and so on
@@ -68,12 +68,12 @@ def _beginning(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | Non
 
 
 def _is_long(schedule: Schedule, protocol: Protocol) -> bool:
-    """Whether it is worth reckoning: too many messages, under a protocol that is played message by message."""
+    """Whether it is worth reckoning: too many messages, under a protocol that is simulated message by message."""
     return protocol.has_windows and schedule.num_messages > _MOST_WINDOWED_MESSAGES
 
 
 class Abridged:
-    """Plays collectives on a quiet network, of long ones under TCP the first steps alone.
+    """Starts collectives on a quiet network, of long ones under TCP their first steps alone.
 
     What the others take is reckoned from a trial, and added at the end.
 
@@ -86,7 +86,7 @@ class Abridged:
         self._topology, self._protocol = topology, protocol
         self._known: dict[tuple[int, tuple[int, ...]], tuple[Schedule, Schedule, float]] = {}
 
-    def play(
+    def start(
         self,
         network: Network,
         schedule: Schedule,
@@ -95,22 +95,22 @@ class Abridged:
         group: Hashable = None,
         on_done: Callable[[int], None],
     ) -> Collective:
-        """As `netsim.collectives.play`."""
+        """As `netsim.collectives.start_collective`."""
         if not _is_long(schedule, self._protocol):
-            return play(network, schedule, hosts, group=group, on_done=on_done)
+            return start_collective(network, schedule, hosts, group=group, on_done=on_done)
         _, short, later = self._reckoned(schedule, tuple(hosts))
-        played = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
+        sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
         network.credit(
-            hosts, [(src, dst, whole - played.get((src, dst), 0)) for src, dst, whole in schedule.pair_bytes]
+            hosts, [(src, dst, whole - sent.get((src, dst), 0)) for src, dst, whole in schedule.pair_bytes]
         )
 
         def through(member: int) -> None:
             call_at(network.env, network.env.now + later, partial(on_done, member))
 
-        return play(network, short, hosts, group=group, on_done=through)
+        return start_collective(network, short, hosts, group=group, on_done=through)
 
     def _reckoned(self, schedule: Schedule, hosts: tuple[int, ...]) -> tuple[Schedule, Schedule, float]:
-        """The schedule (kept, for its identity), what of it is played, and what the rest takes."""
+        """The schedule (kept, for its identity), what of it is simulated, and what the rest takes."""
         key = (id(schedule), hosts)
         if key not in self._known:
             short, later = self._cut(schedule, hosts)
@@ -118,7 +118,7 @@ class Abridged:
         return self._known[key]
 
     def _cut(self, schedule: Schedule, hosts: tuple[int, ...]) -> tuple[Schedule, float]:
-        """What of a schedule is played, and what the rest takes."""
+        """What of a schedule is simulated, and what the rest takes."""
         num_steps, pace, before = _FEWEST_STEPS, 0.0, 0.0
         short, left = schedule, 0
         while (found := _beginning(schedule, num_steps)) is not None:

@@ -36,7 +36,7 @@ __all__ = ["Choices", "parse_collectives", "schedule"]
 
 T = TypeVar("T")
 
-# What sends more messages than this is not played to choose: it would take longer than the run. Rings are judged
+# What sends more messages than this is not simulated to choose: it would take longer than the run. Rings are judged
 # by a formula then; a crowd of direct messages is left out.
 _MOST_MESSAGES = 20_000
 _MOST_WINDOWED_MESSAGES = 2_500
@@ -153,7 +153,7 @@ class _Memory(Generic[T]):
 
 
 def _fastest(trial: _Trial, names: Sequence[str]) -> str:
-    """The one whose last member is through first; those that cannot win are not played."""
+    """The one whose last member is through first; those that cannot win are not simulated."""
     bounds = {name: trial.bound_seconds(name) for name in names}
     best, best_seconds = names[0], math.inf
     for name in sorted(names, key=lambda name: bounds[name]):
@@ -240,13 +240,13 @@ class _Trial:
         made = self._made(name, self._num_bytes)
         if made.num_messages > self._most_messages and not self._is_plain_ring(made):
             return self._ring_seconds(made)
-        most = self._most_played_bytes()
+        most = self._most_timed_bytes()
         if self._num_bytes <= most:
-            return self._played(made)
-        half, whole = (self._played(self._made(name, size)) for size in (most // 2, most))
+            return self._timed(made)
+        half, whole = (self._timed(self._made(name, size)) for size in (most // 2, most))
         return whole + (whole - half) * (self._num_bytes - most) / (most - most // 2)
 
-    def _played(self, made: Schedule) -> float:
+    def _timed(self, made: Schedule) -> float:
         timing = time_collective(self._topology, self._protocol, made, self._hosts, repeat=_REPETITIONS)
         return timing.seconds[-1]
 
@@ -254,7 +254,7 @@ class _Trial:
         """Whether it takes an array operation a step, however many members there are."""
         return made.regular_pairs is not None and not self._protocol.has_windows
 
-    def _most_played_bytes(self) -> int:
+    def _most_timed_bytes(self) -> int:
         loss = float(self._topology.loss.max(initial=0.0))
         if not loss or not self._protocol.has_windows:
             return self._num_bytes

@@ -1,8 +1,8 @@
-"""Plays collectives on a network, by the fastest of the ways that give the right times.
+"""Collectives on a network, by the fastest of the ways that give the right times.
 
-A collective that has its links to itself need not be played message by message as time goes by: it is timed in a
+A collective that has its links to itself need not be simulated message by message as time goes by: it is timed in a
 sandbox (`domains.py`). As long as it is there, the network carries nothing of it; whatever else starts or changes
-on its links has it played by events from then on.
+on its links has it simulated by events from then on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from netsim.collectives.times.events import Execution
     from netsim.fluid.network import Network
 
-__all__ = ["Collective", "play"]
+__all__ = ["Collective", "start_collective"]
 
 
-def play(
+def start_collective(
     network: Network,
     schedule: Schedule,
     hosts: Sequence[int],
@@ -35,7 +35,7 @@ def play(
     """Start one collective among members on `hosts`; nothing happens before they arrive.
 
     Args:
-        network: on whose links and clock it is played.
+        network: on whose links and clock it runs.
         schedule: what is sent.
         hosts: the host of each member; members may share one.
         group: names the connections it uses; collectives of one group share them, and their state.

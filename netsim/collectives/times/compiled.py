@@ -1,4 +1,4 @@
-"""Plays schedules in which messages meet on links, by the compiled loop of the `fast` extra."""
+"""Schedules in which messages meet on links, timed by the compiled loop of the `fast` extra."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def compiled_seconds(
     schedule: Schedule, hosts: Sequence[int], arrivals: npt.NDArray[np.float64], wires: Wires
 ) -> npt.NDArray[np.float64]:
     """When each member is through, on an ideal network that carries nothing else. Needs numba."""
-    from netsim.fluid.compiled import play_steps  # seconds to load, and only where it pays
+    from netsim.fluid.compiled import run_steps  # seconds to load, and only where it pays
 
     lines = Lines(wires, hosts)
     steps = [phase.step(index) for phase in schedule.phases for index in range(phase.num_steps)]
     source = np.concatenate([step.src for step in steps])
     target = np.concatenate([step.dst for step in steps])
     number, latency, _ = lines.of(source, target)
-    _, seconds = play_steps(
+    _, seconds = run_steps(
         wires.bytes_per_second,
         padded(lines.links, len(wires.bytes_per_second)),
         number,

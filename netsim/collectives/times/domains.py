@@ -31,7 +31,7 @@ __all__ = ["Domains"]
 
 # An irregular collective of more messages has too many pairs to look for the links of each.
 _MOST_MESSAGES = 50_000
-# So many messages or fewer are played in less time than it takes to know whether they have been played before.
+# So many messages or fewer are simulated in less time than it takes to know whether they have been timed before.
 _FEW_MESSAGES = 2
 _MOST_KNOWN = 512
 
@@ -100,7 +100,7 @@ class Domains:
         return domain
 
     def _alone(self, work: Work, links: frozenset[int]) -> Domain | None:
-        """A domain of its own, unless it is played in less time than it takes to look whether it is known."""
+        """A domain of its own, unless it is simulated in less time than it takes to look whether it is known."""
         if self.memory.is_in_vain and work.schedule.num_messages <= _FEW_MESSAGES:
             self.memory.skip()
             return None

@@ -1,4 +1,4 @@
-"""Plays a schedule message by message on a network: the reference for every faster way."""
+"""Carries out a schedule message by message on a network: the reference for every faster way."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Execution:
 
     Attributes:
         network: on which messages are sent at present.
-        schedule, hosts, group: what is played, where, and over whose connections.
+        schedule, hosts, group: what is sent, where, and over whose connections.
         on_done: called with each member as it is through.
         numbers: ids for its messages; None where they are numbered with all others.
         num_sent: messages sent so far.

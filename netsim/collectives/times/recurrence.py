@@ -223,7 +223,7 @@ class _Layout:
 
     @property
     def too_many(self) -> bool:
-        """Whether laying them out would take longer than playing them."""
+        """Whether laying them out would take longer than simulating them."""
         return self._count > _MOST_INTERVALS
 
     def add(self, number: Ranks, begins: Seconds, ends: Seconds) -> None:

@@ -1,4 +1,4 @@
-"""Plays a schedule as gloo does, where every message is a rendezvous.
+"""Carries out a schedule as gloo does, where every message is a rendezvous.
 
 Both sides write a note as they post; data leave only when the receiver's note has come. Notes and data of
 one connection leave in order, so a note may have to wait behind data. A send is done when the socket buffer

@@ -26,7 +26,7 @@ __all__ = ["ByEvents", "Quick", "Solver", "Way"]
 
 Seconds = npt.NDArray[np.float64]
 
-_ROUNDING = 1e-12  # relative; ends as near as this are one for those who play events
+_ROUNDING = 1e-12  # relative; ends as near as this are one for those who go by events
 
 
 class Way(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.collectives.times.collective import play
+from netsim.collectives.times.collective import start_collective
 from netsim.fluid.clock import Clock
 from netsim.fluid.network import Network
 from netsim.fluid.recorder import Recorder, Span
@@ -52,7 +52,7 @@ def time_collective(
     pause_seconds: float = 0.0,
     recorder: Recorder | None = None,
 ) -> Timing:
-    """Play a collective some times over; connections keep their state from one repetition to the next.
+    """Simulate a collective some times over; connections keep their state from one repetition to the next.
 
     The topology's weather applies; `recorder` keeps what happens. Raises DeadlockError where it can never end.
     """
@@ -72,7 +72,7 @@ def time_collective(
         waiting = _Waiting(ends, clock)
         if recorder is not None:
             recorder.unfinished_spans = partial(waiting.spans, made, start)
-        one = play(network, made, hosts, on_done=waiting.note)
+        one = start_collective(network, made, hosts, on_done=waiting.note)
         for member in range(made.num_ranks):
             one.arrive(member)
         faults.run_until(waiting.is_empty)

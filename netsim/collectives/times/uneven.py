@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from netsim.fluid.network import Network
 
-__all__ = ["play_all_to_all"]
+__all__ = ["start_all_to_all"]
 
 
-def play_all_to_all(
+def start_all_to_all(
     network: Network,
     hosts: Sequence[int],
     whole: Callable[[tuple[tuple[int, ...], ...]], Schedule],
@@ -30,7 +30,7 @@ def play_all_to_all(
     """Start an all_to_all of which nothing but its members is known.
 
     Args:
-        network, hosts, group, on_done: as for `play`.
+        network, hosts, group, on_done: as for `start_collective`.
         whole: the schedule with `rows[i][j]` bytes from member i to member j.
 
     Returns:
@@ -39,7 +39,7 @@ def play_all_to_all(
     num = len(hosts)
     num_bytes = np.zeros(num * (num - 1), np.int64)
     schedule = _of_sizes(num, num_bytes)
-    playing = Collective(network, schedule, tuple(hosts), group, on_done)
+    started = Collective(network, schedule, tuple(hosts), group, on_done)
     rows: dict[int, tuple[int, ...]] = {}
 
     def enter(member: int, row: Sequence[int]) -> None:
@@ -47,11 +47,11 @@ def play_all_to_all(
         others = np.roll(np.array(row, np.int64), -member)[1:]  # as `all_to_all_direct` orders them
         num_bytes[member * (num - 1) : (member + 1) * (num - 1)] = others
         if len(rows) == num:
-            # From here on it is one that may have been played before, and is remembered as such.
-            playing.schedule = whole(tuple(rows[member] for member in range(num)))
-        playing.arrive(member)
+            # From here on it is one that may have been timed before, and is remembered as such.
+            started.schedule = whole(tuple(rows[member] for member in range(num)))
+        started.arrive(member)
 
-    return enter, playing.cancel
+    return enter, started.cancel
 
 
 def _of_sizes(num: int, num_bytes: np.ndarray) -> Schedule:

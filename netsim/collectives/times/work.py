@@ -1,4 +1,4 @@
-"""A collective under way, whoever carries it: what is played where, and who has been told."""
+"""A collective under way, whoever carries it: what is sent where, and who has been told."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Work:
     Attributes:
         numbers: ids of its messages, set aside so that they are the same wherever it is carried.
         are_hosts_apart: whether no two members share one.
-        execution: what plays it on the network; None: it is timed in a sandbox.
+        execution: what carries it out on the network; None: it is timed in a sandbox.
     """
 
     def __init__(
