@@ -11,13 +11,73 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
+import numpy as np
 
-import gloo
-import network
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "golden")]
+
+import gloo  # noqa: E402
+import network  # noqa: E402
+import ns3_cases  # noqa: E402
+import simgrid_cases  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PARTS = ("simgrid", "ns3", "gloo")
+GOLDEN = ("star8.a2a8", "wan4_8.a2a8", "star64.a2a64", "random100.random_steady")
+
+
+def show_simgrid_accuracy() -> None:
+    print(f"{'SimGrid':28}{'transfers':>10}{'Python':>12}{'compiled':>12}   largest error of a duration")
+    for name in GOLDEN:
+        topology, rows = simgrid_cases.case(name)
+        expected = np.array(simgrid_cases.golden(name))
+        duration = expected - np.array([row[0] for row in rows])
+        errors = [
+            np.max(np.abs(network.finish_times(topology, rows, compiled=compiled) - expected) / duration)
+            for compiled in (False, True)
+        ]
+        print(f"{name:28}{len(rows):10}{errors[0]:12.1e}{errors[1]:12.1e}")
+
+
+def show_ns3_accuracy() -> None:
+    blind, knowing = ns3_cases.singles(lossy=False), ns3_cases.singles(lossy=False, know_queue=True)
+    print(f"\n{'ns-3, one transfer':62}{'ns-3 s':>9}{'here s':>9}{'error':>8}{'queue known':>13}")
+    show_rows(blind, knowing)
+    large = [case for case in blind if case.num_bytes >= 1_000_000]
+    summary("1 MB and more", [case.mean_error for case in large])
+    large = [case for case in knowing if case.num_bytes >= 1_000_000]
+    summary("1 MB and more, queue known", [case.mean_error for case in large])
+    print("\nns-3, random loss")
+    show_rows(ns3_cases.singles(lossy=True), ns3_cases.singles(lossy=True, know_queue=True))
+    blind, knowing = ns3_cases.shared(), ns3_cases.shared(know_queue=True)
+    print(f"\n{'ns-3, several transfers':48}{'makespan':>10}{'mean':>8}   with the queue known")
+    for case, known in zip(blind, knowing, strict=True):
+        print(
+            f"{case.name:48}{case.makespan_error:+10.1%}{case.mean_error:+8.1%}   "
+            f"{known.makespan_error:+8.1%}{known.mean_error:+8.1%}"
+        )
+    for label, cases in (("", blind), (", queue known", knowing)):
+        summary(f"makespan{label}", [case.makespan_error for case in cases])
+        summary(f"mean{label}", [case.mean_error for case in cases])
+
+
+def show_rows(blind: list[ns3_cases.Comparison], knowing: list[ns3_cases.Comparison]) -> None:
+    for case, known in zip(blind, knowing, strict=True):
+        print(
+            f"{case.name:62}{case.expected[0]:9.3f}{case.seconds[0]:9.3f}{case.mean_error:+8.1%}"
+            f"{known.mean_error:+13.1%}"
+        )
+
+
+def summary(label: str, errors: Iterable[float]) -> None:
+    size = np.abs(list(errors))
+    print(
+        f"  {label}: median {np.median(size):.2%}, p95 {np.quantile(size, 0.95):.1%}, worst {size.max():.1%}"
+    )
 
 
 def draw(path: Path, title: str, groups: dict[str, list[tuple[float, float]]]) -> None:
@@ -42,7 +102,6 @@ def draw(path: Path, title: str, groups: dict[str, list[tuple[float, float]]]) -
 
 
 def plot_ns3(path: Path) -> None:
-    ns3_cases = network.ns3_cases
     groups = {
         "one transfer, 1 MB and more: duration": [
             (float(case.expected[0]), case.mean_error)
@@ -74,9 +133,9 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = arguments.parts or PARTS
     if "simgrid" in parts:
-        network.show_simgrid_accuracy()
+        show_simgrid_accuracy()
     if "ns3" in parts:
-        network.show_ns3_accuracy()
+        show_ns3_accuracy()
     if "gloo" in parts:
         gloo.main([])
     if arguments.plots is not None:

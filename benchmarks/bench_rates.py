@@ -26,7 +26,7 @@ SEED = 1000
 NETWORK = "wan-4-regions"
 RATES = {"digits": (1e-3, 2e-3, 4e-3, 8e-3), "text": (5e-4, 1e-3, 2e-3)}
 FINE = (2.5e-4, 5e-4, 1e-3, 2e-3)  # where four or three of the above were all too high
-OF = {
+OF: dict[str, dict[str, tuple[float, ...]]] = {
     "digits": {
         "MuLoCo": (2.5e-3, 5e-3, 1e-2, 2e-2),
         "DelayedDiLoCo": FINE,

@@ -78,7 +78,7 @@ def cnn() -> nn.Module:
     model = CNN()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):  # EXO Gym averages counters too, and whole ones have no mean
-            module.num_batches_tracked = module.num_batches_tracked.float()  # type: ignore[union-attr]
+            module.num_batches_tracked = module.num_batches_tracked.float()
     return model
 
 

@@ -67,7 +67,7 @@ def rank(index: int, size: int, backend: str, path: str, told: multiprocessing.Q
         # The simulation finds the fastest algorithm while ranks go on: it is asked something, and has to come along.
         dist.all_reduce(tensor, async_op=True).is_completed()
         dist.barrier()
-        told.put(timed(name, times, lambda tensor=tensor: dist.all_reduce(tensor)))  # type: ignore[misc]
+        told.put(timed(name, times, lambda tensor=tensor: dist.all_reduce(tensor)))
     dist.destroy_process_group()
 
 

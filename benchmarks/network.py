@@ -94,7 +94,7 @@ def simgrid_seconds(
 def show_flow_speed(program: Path | None, folder: Path) -> None:
     source = "beside" if program else "recorded"
     print(
-        f"{'transfers':28}{'number':>8}{'NumPy s':>10}{'compiled s':>12}{'SimGrid s':>11} ({source})   ratios"
+        f"{'transfers':28}{'number':>8}{'Python s':>10}{'compiled s':>12}{'SimGrid s':>11} ({source})   ratios"
     )
     for name, recorded in RECORDED.items():
         topology, rows = simgrid_cases.case(name)
@@ -102,11 +102,11 @@ def show_flow_speed(program: Path | None, folder: Path) -> None:
         compiled_seconds = min(
             seconds_of(partial(finish_times, topology, rows, compiled=True)) for _ in range(3)
         )
-        numpy_seconds = seconds_of(partial(finish_times, topology, rows, compiled=False))
+        python_seconds = seconds_of(partial(finish_times, topology, rows, compiled=False))
         theirs = simgrid_seconds(program, folder, topology, rows, finish) if program else recorded
         print(
-            f"{name:28}{len(rows):8}{numpy_seconds:10.3f}{compiled_seconds:12.3f}{theirs:11.3f}"
-            f"{numpy_seconds / theirs:20.2f}{compiled_seconds / theirs:8.2f}"
+            f"{name:28}{len(rows):8}{python_seconds:10.3f}{compiled_seconds:12.3f}{theirs:11.3f}"
+            f"{python_seconds / theirs:20.2f}{compiled_seconds / theirs:8.2f}"
         )
 
 
