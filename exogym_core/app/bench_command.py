@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.app.runs import stdout
-from exogym_core.app.study_commands import ON_HELP
+from exogym_core.app.study_commands import ON_HELP, in_order
 from exogym_core.names import file_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError, unknown_name, unknown_names
@@ -89,7 +89,6 @@ def bench(
 
 def _bench(study: Study, file: Path | None, place: str | None, *, as_json: bool) -> None:
     from exogym_core.app.bench.entry import entries_of
-    from exogym_core.app.signals import Interruption
     from exogym_core.app.studies.on_ray import runner_at
     from exogym_core.app.studies.progress import SweepProgress
     from exogym_core.app.studies.sweep import run_sweep
@@ -101,19 +100,9 @@ def _bench(study: Study, file: Path | None, place: str | None, *, as_json: bool)
     console = Console(stderr=True)
     path = visible(study.folder.path)
     progress = SweepProgress(lambda line: console.print(Text(line), soft_wrap=True), study.sweep.num_points)
-    with Interruption() as interruption:
-        try:
-            with runner_at(place, None) as runner:
-                failed = run_sweep(study, progress, runner)
-        except KeyboardInterrupt:
-            again = f"netgym bench {visible(file) + ' ' if file else ''}--resume {path}"
-            click.echo(f"interrupted: to go on: {again}", err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
-        except InputError:
-            study.discard_if_empty()
-            raise
-        finally:
-            study.folder.release()
+    again = f"netgym bench {visible(file) + ' ' if file else ''}--resume {path}"
+    with in_order(study, again), runner_at(place, None) as runner:
+        failed = run_sweep(study, progress, runner)
     entries = entries_of(study.folder.path, facts)
     for entry in entries:
         study.folder.write_text(

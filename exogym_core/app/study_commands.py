@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from exogym_core.app.studies.study import Study
     from netsim.files.documents import Document
 
-__all__ = ["ON_HELP", "sweep"]
+__all__ = ["ON_HELP", "in_order", "sweep"]
 
 ON_HELP = (
     "`ray`: points as Ray tasks, on the cluster of RAY_ADDRESS, else on one started on this machine for it; an address "
@@ -129,9 +130,6 @@ def _document(path: Path, vary: Sequence[str], given: dict[str, Any]) -> Documen
 
 
 def _run(study: Study, place: str | None, *, is_new: bool, as_json: bool) -> None:
-    from contextlib import ExitStack
-
-    from exogym_core.app.signals import Interruption
     from exogym_core.app.studies.on_ray import runner_at
     from exogym_core.app.studies.progress import SweepProgress
     from exogym_core.app.studies.sweep import run_sweep
@@ -142,29 +140,37 @@ def _run(study: Study, place: str | None, *, is_new: bool, as_json: bool) -> Non
         console.print(Text(line), soft_wrap=True)
         study.folder.log(line)
 
-    path = visible(study.folder.path)
-    with Interruption() as interruption, ExitStack() as stack:
-        try:
-            measured = None
-            if is_new:
-                _load_own_code(study)
-                line, measured, _ = _estimated(study)
-                write(line)
-            where = stack.enter_context(runner_at(place, measured))
-            failed = run_sweep(study, SweepProgress(write, study.sweep.num_points), where)
+    with in_order(study, f"netgym sweep --resume {visible(study.folder.path)}"):
+        measured = None
+        if is_new:
+            _load_own_code(study)
+            line, measured, _ = _estimated(study)
+            write(line)
+        with runner_at(place, measured) as runner:
+            failed = run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
             study.folder.log("done")
             _show(study, failed, as_json=as_json)
+    if failed:
+        click.echo(f"error: {failed} of {len(study.entries)} points failed (see above)", err=True)
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def in_order(study: Study, again: str) -> Iterator[None]:
+    """However what is inside ends, the study's folder is let go of; `again` goes on with it after Ctrl-C or SIGTERM."""
+    from exogym_core.app.signals import Interruption
+
+    with Interruption() as interruption:
+        try:
+            yield
         except KeyboardInterrupt:
-            click.echo(f"interrupted: to go on: netgym sweep --resume {path}", err=True)
+            click.echo(f"interrupted: to go on: {again}", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except InputError:
             study.discard_if_empty()
             raise
         finally:
             study.folder.release()
-    if failed:
-        click.echo(f"error: {failed} of {len(study.entries)} points failed (see above)", err=True)
-        raise click.exceptions.Exit(1)
 
 
 def _load_own_code(study: Study) -> None:

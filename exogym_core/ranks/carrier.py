@@ -1,9 +1,10 @@
-"""What carrying ranks has in common, wherever they run: one simulation, and what has come of its ranks."""
+"""What carrying ranks has in common, wherever they run: one simulation, who is told, and what has come of its ranks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,19 +14,37 @@ from exogym_core.communicator.simulated.simulation import Simulation
 from exogym_core.communicator.values import Combine, combine
 from exogym_core.ranks.crossing import letter_name
 from exogym_core.ranks.failures import FirstFailure
+from exogym_core.ranks.journal import Journal
 
 if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.journal import Journal
     from exogym_core.ranks.watch import Silence
     from netsim.fluid.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Letter, Take
 
-__all__ = ["Carrier", "OnDeposit"]
+__all__ = ["Carrier", "OnDeposit", "Sinks"]
 
 OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Who is told of what happens in a run.
+
+    Attributes:
+        on_row: of every row that a rank has marked, in order of virtual time.
+        on_deposit: (rank, note, tensors) of what a rank deposits for whoever looks on; the tensors are there until it
+            returns. None: nobody does.
+        journal: of every request as it is served; it has those from before the run.
+        recorder: of all that the network does; None: nobody wants to know.
+    """
+
+    on_row: Callable[[StampedRow], None]
+    on_deposit: OnDeposit | None = None
+    journal: Journal = field(default_factory=Journal)
+    recorder: Recorder | None = None
 
 
 class Carrier(ABC):
@@ -33,11 +52,7 @@ class Carrier(ABC):
 
     Args:
         world: where it takes place.
-        on_row: told of every row that a rank has marked, in order of virtual time.
-        on_deposit: told (rank, note, tensors) of what a rank deposits for whoever looks on; the tensors are there
-            until it returns. None: nobody does.
-        journal: what was requested before; is told of every request as it is served.
-        recorder: keeps what happens; None: nobody wants to know.
+        sinks: who is told of it.
         combined: what collectives compute.
 
     Attributes:
@@ -47,25 +62,17 @@ class Carrier(ABC):
         states: every rank's counters.
     """
 
-    def __init__(
-        self,
-        world: World,
-        on_row: Callable[[StampedRow], None],
-        on_deposit: OnDeposit | None,
-        journal: Journal,
-        recorder: Recorder | None,
-        combined: Combine = combine,
-    ) -> None:
-        self.on_deposit = on_deposit
+    def __init__(self, world: World, sinks: Sinks, combined: Combine = combine) -> None:
+        self.on_deposit, journal = sinks.on_deposit, sinks.journal
         self.simulation = Simulation(
             world,
             self._let_run,
             self._completed,
             self._answered,
-            on_row,
+            sinks.on_row,
             journal.past,
             journal.on_request,
-            recorder,
+            sinks.recorder,
             combined,
             self._recall,
             self._taken,

@@ -104,20 +104,7 @@ class Recording:
             abridged=is_quiet,
         )
         simulation.kernel.run()
-        kernel, network = simulation.kernel, simulation.network
-        assert network is not None
-        result: RunResult[None] = RunResult(
-            results=[None] * self.num_ranks,
-            virtual_seconds=max(kernel.end_seconds),
-            rank_virtual_seconds=kernel.end_seconds,
-            compute_seconds=kernel.compute_seconds,
-            exposed_seconds=kernel.exposed_seconds,
-            rows=rows,
-            traffic=[],
-            network_seconds=kernel.network_seconds,
-            collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
-            link_bytes=network.link_bytes.tolist(),
-        )
+        result: RunResult[None] = RunResult.of(simulation, [None] * self.num_ranks, rows, [])
         return result, schedules
 
     def _requests(

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from exogym_core.communicator.simulated.simulation import World
+from exogym_core.ranks.carrier import Sinks
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.carrying import run_in_processes
 from exogym_core.ranks.spec import WorkerSpec
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.handle import Traffic
-    from exogym_core.ranks.carrier import OnDeposit
+    from exogym_core.communicator.simulated.simulation import Simulation
+    from exogym_core.ranks.carrier import Carrier, OnDeposit
     from netsim.ranks.kernel import StampedRow
 
 __all__ = ["RankRun", "RunResult", "Transport", "register_transport", "run_ranks", "transport_named"]
@@ -66,6 +67,28 @@ class RunResult(Generic[T]):
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
     link_history: list[dict[str, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, simulation: Simulation, results: list[T], rows: list[StampedRow], traffic: list[Traffic]
+    ) -> RunResult[T]:
+        """What a simulation that is through has found, with what ranks returned, marked and sent."""
+        kernel, network, history = simulation.kernel, simulation.network, simulation.link_history
+        limit = simulation.window_limit
+        return cls(
+            results=results,
+            virtual_seconds=max(kernel.end_seconds) if network is not None else None,
+            rank_virtual_seconds=kernel.end_seconds if network is not None else None,
+            compute_seconds=kernel.compute_seconds,
+            exposed_seconds=kernel.exposed_seconds,
+            rows=rows,
+            traffic=traffic,
+            network_seconds=kernel.network_seconds,
+            window_limit=str(limit) if limit is not None else None,
+            collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
+            link_bytes=network.link_bytes.tolist() if network is not None else [],
+            link_history=history.rows() if history is not None else [],
+        )
 
 
 @dataclass(frozen=True)
@@ -230,40 +253,23 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
         if asked.on_row is not None:
             asked.on_row(row)
 
-    carrier = partial(run_in_threads, nth_core=os.getpid())
-    if spec.kind == "ray":
-        from exogym_core.ranks.ray.actors import run_on_ray
-
-        carrier = partial(run_on_ray, spec=spec)
-    elif spec.processes is not None:
-        carrier = partial(run_in_processes, processes=spec.processes)
     with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
-        run = carrier(
-            world,
-            asked.body,
-            seed=asked.seed,
-            intra_op_threads=spec.intra_op_threads,
-            on_row=take_row,
-            on_deposit=asked.on_deposit,
-            journal=asked.journal,
-            recorder=recorder,
-        )
-    kernel = run.simulation.kernel
-    timed = world.topology is not None
-    return RunResult(
-        results=run.results,
-        virtual_seconds=max(kernel.end_seconds) if timed else None,
-        rank_virtual_seconds=kernel.end_seconds if timed else None,
-        compute_seconds=kernel.compute_seconds,
-        exposed_seconds=kernel.exposed_seconds,
-        rows=rows,
-        traffic=[state.traffic for state in run.states],
-        network_seconds=kernel.network_seconds,
-        window_limit=str(run.simulation.window_limit) if run.simulation.window_limit is not None else None,
-        collectives={op: sorted(names) for op, names in sorted(run.simulation.algorithms.items())},
-        link_bytes=run.simulation.network.link_bytes.tolist() if run.simulation.network is not None else [],
-        link_history=run.simulation.link_history.rows() if run.simulation.link_history is not None else [],
-    )
+        sinks = Sinks(take_row, asked.on_deposit, asked.journal, recorder)
+        run = _CARRIERS[spec.kind](world, asked.body, asked.seed, spec, sinks)
+    return RunResult.of(run.simulation, run.results, rows, [state.traffic for state in run.states])
+
+
+def _on_ray(*run: Any) -> Carrier:
+    from exogym_core.ranks.ray.actors import run_on_ray  # of an extra
+
+    return run_on_ray(*run)
+
+
+_CARRIERS: dict[str, Callable[..., Carrier]] = {
+    "threads": run_in_threads,
+    "processes": run_in_processes,
+    "ray": _on_ray,
+}
 
 
 def _over_gloo(asked: RankRun) -> RunResult[Any]:

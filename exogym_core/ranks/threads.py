@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.carrier import OnDeposit
-    from exogym_core.ranks.journal import Journal
-    from netsim.fluid.recorder import Recorder
-    from netsim.ranks.kernel import StampedRow
+    from exogym_core.ranks.carrier import Sinks
+    from exogym_core.ranks.spec import WorkerSpec
     from netsim.ranks.requests import Answer, Question
 
 __all__ = ["run_in_threads"]
@@ -35,22 +34,12 @@ _BACKLOG = 10_000
 class _ThreadRun(Carrier):
     """One run: the simulation in the calling thread, every rank in a thread of its own."""
 
-    def __init__(
-        self,
-        world: World,
-        seed: int,
-        intra_op_threads: int,
-        nth_core: int,
-        on_row: Callable[[StampedRow], None],
-        on_deposit: OnDeposit | None,
-        journal: Journal,
-        recorder: Recorder | None,
-    ) -> None:
+    def __init__(self, world: World, seed: int, intra_op_threads: int, sinks: Sinks) -> None:
         ranks = range(world.num_ranks)
         self.turns = Turns(
-            ranks, seed, intra_op_threads, nth_core, lambda silence: self._silent(silence, ranks)
+            ranks, seed, intra_op_threads, os.getpid(), lambda silence: self._silent(silence, ranks)
         )
-        super().__init__(world, on_row, on_deposit, journal, recorder)
+        super().__init__(world, sinks)
         self.answers: dict[int, Answer] = {}
         self._next_rows = 0.0
 
@@ -169,14 +158,9 @@ class _ThreadPort:
 def run_in_threads(
     world: World,
     body: Callable[[SimulatedCommunicator], Any],
-    *,
     seed: int,
-    intra_op_threads: int,
-    nth_core: int,
-    on_row: Callable[[StampedRow], None],
-    on_deposit: OnDeposit | None,
-    journal: Journal,
-    recorder: Recorder | None,
+    spec: WorkerSpec,
+    sinks: Sinks,
 ) -> Carrier:
     """Run `body(comm)` on every rank of `world`.
 
@@ -186,7 +170,7 @@ def run_in_threads(
     Raises:
         NetsimError: what ended the run: a mismatch, a deadlock, or a rank's own failure (RankError).
     """
-    run = _ThreadRun(world, seed, intra_op_threads, nth_core, on_row, on_deposit, journal, recorder)
+    run = _ThreadRun(world, seed, spec.intra_op_threads, sinks)
     try:
         run.run(body)
     except NetsimError as error:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from exogym_core.communicator.simulated.simulation import World
+from exogym_core.ranks.carrier import Sinks
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.carrying import run_in_processes
 from exogym_core.ranks.sent import SentBytes
+from exogym_core.ranks.spec import WorkerSpec
 from exogym_core.torch_backend.private import rendezvous_by
 from exogym_core.torch_backend.registration import register
 from exogym_core.torch_backend.replacement import replace_backends
@@ -113,12 +115,8 @@ def run_program(
                 world,
                 body,
                 seed=0,
-                processes=num_ranks,
-                intra_op_threads=1,
-                on_row=exposure.take,
-                on_deposit=None,
-                journal=Journal(on_request=requested),
-                recorder=recorder,
+                spec=WorkerSpec("processes", num_ranks),
+                sinks=Sinks(exposure.take, journal=Journal(on_request=requested), recorder=recorder),
                 alone=True,
             )
     if traces is not None and chakra is not None and recorder is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.communicator.values import combine
+from exogym_core.ranks.carrier import Sinks
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.arena import Arena
 from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
@@ -98,10 +99,7 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         world,
         blocks_of(num_ranks, num_ranks),
         arena,
-        exposure.take,
-        None,
-        Journal(on_request=sent.take),
-        None,
+        Sinks(exposure.take, journal=Journal(on_request=sent.take)),
         functools.partial(combine, empty=arena.empty),
     )
     for channel in guests.channels:

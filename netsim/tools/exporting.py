@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from netsim.files.errors import InputError, NetsimError
+from netsim.tools.writing import write_new
 from netsim.topology.foreign.astrasim import write_astrasim
 from netsim.topology.foreign.netem import address_file, shaping_script
 from netsim.topology.foreign.simgrid import write_simgrid
@@ -36,23 +37,12 @@ def command(topology: str, form: str, out: Path | None) -> None:
             if out is None:
                 click.echo(text, nl=False)
             else:
-                _write(out, text)
+                write_new(out, text)
             return
         if out is None:
             raise InputError("export: tc is a script for each host: say where with --out FOLDER")
-        _write(out / "addresses.sh", address_file(net))
+        write_new(out / "addresses.sh", address_file(net))
         for host in net.hosts:
-            _write(out / f"{host.name}.sh", shaping_script(net, host.index))
+            write_new(out / f"{host.name}.sh", shaping_script(net, host.index))
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise InputError(f"--out {path}: is there already: choose another name") from None
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from netsim.files.errors import InputError, NetsimError
+from netsim.files.errors import NetsimError
 from netsim.files.units import parse_bits_per_second, parse_seconds
+from netsim.tools.writing import write_new
 from netsim.topology.foreign.draft import Assumed
 from netsim.topology.foreign.reading import read_foreign
 
@@ -49,16 +50,6 @@ def command(
         if out is None:
             click.echo(text, nl=False)
         else:
-            _write(out, text)
+            write_new(out, text)
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise InputError(f"--out {path}: is there already: choose another name") from None
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None

@@ -21,6 +21,7 @@ from netsim.topology.foreign.draft import safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+from netsim.tools.writing import write_new
 
 __all__ = ["command"]
 
@@ -96,11 +97,7 @@ def command(
     if out is None:
         click.echo(text, nl=False)
         return
-    try:
-        with open(out, "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written: {error.strerror}") from None
+    write_new(out, text)
     click.echo(str(out))
 
 

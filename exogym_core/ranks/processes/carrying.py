@@ -8,6 +8,7 @@ import math
 import pickle
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,16 +40,15 @@ from netsim.files.errors import BrokenCallError, InputError, MismatchError, Nets
 from netsim.ranks.requests import gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.carrier import OnDeposit
-    from exogym_core.ranks.journal import Journal
+    from exogym_core.ranks.carrier import Sinks
     from exogym_core.ranks.processes.arena import Block, Store
     from exogym_core.ranks.processes.homes import Homes
     from exogym_core.ranks.processes.rank_block import Body
-    from netsim.fluid.recorder import Recorder
+    from exogym_core.ranks.spec import WorkerSpec
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Key
 
@@ -67,9 +67,8 @@ class ProcessRun(Carrier):
         world: where the run takes place.
         blocks: the ranks of each process.
         store: where values lie.
-        on_row: told of every row that a rank has marked, in order of virtual time.
-        journal: what was requested before; gets the log.
-        recorder: keeps what happens; None: nobody wants to know.
+        sinks: who is told of it.
+        combined: what collectives compute.
     """
 
     def __init__(
@@ -77,10 +76,7 @@ class ProcessRun(Carrier):
         world: World,
         blocks: Sequence[range],
         store: Store,
-        on_row: Callable[[StampedRow], None],
-        on_deposit: OnDeposit | None,
-        journal: Journal,
-        recorder: Recorder | None,
+        sinks: Sinks,
         combined: Combine = combine,
     ) -> None:
         self._steps: dict[int, int] = {}  # the last of each rank that was marked
@@ -88,9 +84,9 @@ class ProcessRun(Carrier):
         def stepped(row: StampedRow) -> None:
             if "step" in row.row:
                 self._steps[row.rank] = row.row["step"]
-            on_row(row)
+            sinks.on_row(row)
 
-        super().__init__(world, stepped, on_deposit, journal, recorder, combined)
+        super().__init__(world, replace(sinks, on_row=stepped), combined)
         self._blocks, self._store, self._loans = blocks, store, Loans(store)
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._slots: dict[Key, Slot] = {}
@@ -286,17 +282,13 @@ def blocks_of(num_ranks: int, num_blocks: int) -> list[range]:
 def run_in_processes(
     world: World,
     body: Body,
-    *,
     seed: int,
-    processes: int,
-    intra_op_threads: int,
-    on_row: Callable[[StampedRow], None],
-    on_deposit: OnDeposit | None,
-    journal: Journal,
-    recorder: Recorder | None,
+    spec: WorkerSpec,
+    sinks: Sinks,
+    *,
     alone: bool = False,
 ) -> Carrier:
-    """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `processes` children.
+    """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `spec.processes` children.
 
     With `alone`, and a process a rank, `body` runs in its process's main thread, whose random streams are left alone.
 
@@ -307,6 +299,8 @@ def run_in_processes(
         NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure or its process's death.
         InputError: `body` cannot be sent to a process, or a result back.
     """
+    processes, intra_op_threads = spec.processes, spec.intra_op_threads
+    assert processes is not None
     blocks = blocks_of(world.num_ranks, processes)
     target = partial(_run_child, world, blocks, body, seed, intra_op_threads, alone)
     # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
@@ -318,7 +312,7 @@ def run_in_processes(
                 channel.send_fds([arena.fd])
                 channel.reads_ahead = True
             combined = partial(combine, empty=arena.empty)
-            run = ProcessRun(world, blocks, arena, on_row, on_deposit, journal, recorder, combined)
+            run = ProcessRun(world, blocks, arena, sinks, combined)
             run.run(children)
             run.failure.raise_if_any()
     except OSError as error:

@@ -11,6 +11,7 @@ import queue
 import sys
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,12 +33,9 @@ if TYPE_CHECKING:
     import torch
 
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.carrier import Carrier, OnDeposit
-    from exogym_core.ranks.journal import Journal
+    from exogym_core.ranks.carrier import Carrier, OnDeposit, Sinks
     from exogym_core.ranks.processes.rank_block import Body
     from exogym_core.ranks.spec import WorkerSpec
-    from netsim.fluid.recorder import Recorder
-    from netsim.ranks.kernel import StampedRow
 
 __all__ = ["run_on_ray"]
 
@@ -47,27 +45,19 @@ _SECONDS_UNTIL_TOLD = 5.0  # that the cluster has no room for all actors yet (ho
 def run_on_ray(
     world: World,
     body: Body,
-    *,
-    spec: WorkerSpec,
     seed: int,
-    intra_op_threads: int,
-    on_row: Callable[[StampedRow], None],
-    on_deposit: OnDeposit | None,
-    journal: Journal,
-    recorder: Recorder | None,
+    spec: WorkerSpec,
+    sinks: Sinks,
 ) -> Carrier:
     """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over actors of a cluster.
 
     Args:
         world: where the run takes place.
         body: as `run_ranks` has it.
-        spec: which cluster; how many actors (None: as many as it has room for, and no more than ranks); GPUs of each.
         seed: random streams are made from (seed, rank).
-        intra_op_threads: cores that each actor asks for.
-        on_row: told of every row that a rank has marked, in order of virtual time.
-        on_deposit: told what ranks deposit; the tensors are fetched here.
-        journal: what was requested before; gets the log.
-        recorder: keeps what happens; None: nobody wants to know.
+        spec: which cluster; how many actors (None: as many as it has room for, and no more than ranks); GPUs of each,
+            and cores: its `intra_op_threads`.
+        sinks: who is told of it; what ranks deposit is fetched here.
 
     Returns:
         The run, at its end.
@@ -77,19 +67,19 @@ def run_on_ray(
         InputError: there is no cluster, it is too small, or `body` cannot be sent.
     """
     with RayCluster(spec.address) as cluster:
-        needs = {"num_cpus": float(intra_op_threads)}
+        needs = {"num_cpus": float(spec.intra_op_threads)}
         if spec.num_gpus:
             needs["num_gpus"] = float(spec.num_gpus)
         num = spec.processes or max(1, min(world.num_ranks, cluster.room_for(needs)))
         cluster.require(needs, "an actor of ranks")
         cluster.require_all(needs, num, f"workers on ray in {num} processes")
         blocks = blocks_of(world.num_ranks, num)
-        start = partial(_Home, world, seed=seed, intra_op_threads=intra_op_threads, num_homes=num)
+        start = partial(_Home, world, seed=seed, intra_op_threads=spec.intra_op_threads, num_homes=num)
         store = _Referring(ObjectStore(cluster.ray, num))
-        told = on_deposit and partial(_deposited, cluster, on_deposit)
+        on_deposit = sinks.on_deposit and partial(_deposited, cluster, sinks.on_deposit)
         with _Homes(cluster, blocks, start, needs, dumps_for_child(body)) as homes:
             combined = combined_far(homes.reduce_at)
-            run = ProcessRun(world, blocks, store, on_row, told, journal, recorder, combined)
+            run = ProcessRun(world, blocks, store, replace(sinks, on_deposit=on_deposit), combined)
             run.run(homes)
             run.failure.raise_if_any()
     return run

@@ -30,14 +30,16 @@ def _segments(num: int, num_bytes: int, element_bytes: int) -> Bytes:
     return boundaries(num_bytes, count, element_bytes)
 
 
-def _reduce_scatter(num: int, bounds: Bytes, num_steps: int | None = None) -> RingPhase:
-    ranks = np.arange(num, dtype=np.int64)
+def _ring(
+    num: int, bounds: Bytes, *, reduce: bool, direction: int = -1, num_steps: int | None = None
+) -> RingPhase:
+    """Around the ring in pieces, as many a rank as there are bounds for, some of them in flight."""
     return RingPhase(
-        ranks,
+        np.arange(num, dtype=np.int64),
         bounds,
-        shift=1,
-        reduce=True,
-        direction=-1,
+        shift=int(reduce),
+        reduce=reduce,
+        direction=direction,
         pieces=(len(bounds) - 1) // num,
         window=IN_FLIGHT,
         num_steps=num_steps,
@@ -48,17 +50,7 @@ def _reduce_scatter(num: int, bounds: Bytes, num_steps: int | None = None) -> Ri
 def all_reduce_gloo(num: int, num_bytes: int, element_bytes: int) -> tuple[Phase, ...]:
     """Ring to rank - 1 in segments, two in flight: reduce-scatter, then (both awaited) all-gather."""
     bounds = _segments(num, num_bytes, element_bytes)
-    gather = RingPhase(
-        np.arange(num, dtype=np.int64),
-        bounds,
-        shift=0,
-        reduce=False,
-        direction=-1,
-        pieces=(len(bounds) - 1) // num,
-        window=IN_FLIGHT,
-        skip_empty=True,
-    )
-    return _reduce_scatter(num, bounds), gather
+    return _ring(num, bounds, reduce=True), _ring(num, bounds, reduce=False)
 
 
 def reduce_scatter_gloo(num: int, num_bytes: int, element_bytes: int) -> tuple[Phase, ...]:
@@ -71,17 +63,7 @@ def all_gather_gloo(num: int, bounds: Bytes, element_bytes: int) -> tuple[Phase,
     halves = [bounds[:1]]
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         halves.append(low + boundaries(high - low, 2, element_bytes)[1:])
-    return (
-        RingPhase(
-            np.arange(num, dtype=np.int64),
-            np.concatenate(halves),
-            shift=0,
-            reduce=False,
-            pieces=2,
-            window=IN_FLIGHT,
-            skip_empty=True,
-        ),
-    )
+    return (_ring(num, np.concatenate(halves), reduce=False, direction=1),)
 
 
 def broadcast_gloo(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
@@ -115,4 +97,4 @@ def reduce_gloo(num: int, num_bytes: int, element_bytes: int, root: int) -> tupl
     low, high = bounds[src * pieces], bounds[(src + 1) * pieces]
     kept = high > low
     final = Step(src[kept], np.full(int(kept.sum()), root, np.int64), low[kept], (high - low)[kept])
-    return _reduce_scatter(num, bounds, num * pieces - 2), ListedPhase([final])
+    return _ring(num, bounds, reduce=True, num_steps=num * pieces - 2), ListedPhase([final])

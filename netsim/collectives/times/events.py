@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Self
@@ -85,6 +86,7 @@ class _Member:
         return self.arrived, self.next_step, self.oldest, waiting
 
 
+@dataclass(eq=False, repr=False)
 class Execution:
     """One collective under way. Members arrive when they like; `on_done(member)` tells when each is through.
 
@@ -100,27 +102,22 @@ class Execution:
         num_left: members that are not through.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        schedule: Schedule,
-        hosts: Sequence[int],
-        group: Hashable,
-        on_done: Callable[[int], None],
-    ) -> None:
-        self.network = network
-        self.schedule = schedule
-        self.hosts = hosts
-        self.group = group
-        self.on_done = on_done
-        self.numbers: range | None = None
-        self.num_sent = 0
-        self.num_left = schedule.num_ranks
-        self._members = [_Member() for _ in range(schedule.num_ranks)]
-        self._unmatched: tuple[int, int] | None = None
-        self._posts: dict[int, Posts] = {}
-        self._gates = schedule.gates
-        self._is_over = False
+    network: Network
+    schedule: Schedule
+    hosts: Sequence[int]
+    group: Hashable
+    on_done: Callable[[int], None]
+    numbers: range | None = field(default=None, init=False)
+    num_sent: int = field(default=0, init=False)
+    num_left: int = field(init=False)
+    _unmatched: tuple[int, int] | None = field(default=None, init=False)
+    _posts: dict[int, Posts] = field(default_factory=dict, init=False)
+    _is_over: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.num_left = self.schedule.num_ranks
+        self._members = [_Member() for _ in range(self.num_left)]
+        self._gates = self.schedule.gates
 
     def arrive(self, member: int) -> None:
         """This member enters now."""

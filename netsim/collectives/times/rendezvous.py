@@ -7,6 +7,7 @@ has taken its bytes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -14,9 +15,8 @@ from netsim.collectives.times.events import Execution, described, rebound
 from netsim.fluid.clock import call_at, to_nanosecond
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
-    from netsim.collectives.schedules.schedule import Schedule
     from netsim.collectives.times.events import Posts
     from netsim.fluid.network import Network
 
@@ -31,21 +31,15 @@ WAKE_SECONDS = 1e-4
 WAKES_APART = 8
 
 
+@dataclass(eq=False, repr=False)
 class RendezvousExecution(Execution):
     """An execution in which data wait for the receiver's note."""
 
-    def __init__(
-        self,
-        network: Network,
-        schedule: Schedule,
-        hosts: Sequence[int],
-        group: Hashable,
-        on_done: Callable[[int], None],
-    ) -> None:
-        super().__init__(network, schedule, hosts, group, on_done)
-        # Half of each rendezvous that has happened: the send is posted (its bytes), or the note has come (None).
-        self._half: dict[tuple[int, int, int], int | None] = {}
-        self._planned: dict[Callable[[], None], float] = {}  # what is to be called later -> when
+    # Half of each rendezvous that has happened: the send is posted (its bytes), or the note has come (None).
+    _half: dict[tuple[int, int, int], int | None] = field(default_factory=dict, init=False)
+    _planned: dict[Callable[[], None], float] = field(
+        default_factory=dict, init=False
+    )  # to be called -> when
 
     def arrive(self, member: int) -> None:
         """This member enters now; gloo's thread wakes a little later (messages have none)."""
