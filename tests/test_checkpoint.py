@@ -32,7 +32,7 @@ from exogym_core.checkpoints.rank_state import decode, encode, read_state, write
 from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal
-from exogym_core.results.record import RecordError
+from exogym_core.results.disk import RecordError
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Advance, Call, Key, Mark, Post, Wait

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from exogym_core.names import file_name, unique_labels, visible
+from exogym_core.results.disk import RecordError, write_whole
 from exogym_core.results.loggers import FolderLogger
-from exogym_core.results.record import RecordError, RunFolder, csv_text, write_whole
+from exogym_core.results.record import RunFolder, csv_text
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

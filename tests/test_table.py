@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core.results.record import TRAIN_COLUMNS, RecordError, csv_text
+from exogym_core.results.disk import RecordError
+from exogym_core.results.record import TRAIN_COLUMNS, csv_text
 from exogym_core.results.table import Table
 
 if TYPE_CHECKING:

@@ -234,7 +234,7 @@ def _told(score: dict[str, Any]) -> str:
 def _show_table(folder: Path, *, as_json: bool) -> None:
     """Write the page of all entries in a folder."""
     from exogym_core.app.bench.entry import read_entries
-    from exogym_core.results.record import write_whole
+    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.document import Listing, Page, TextTable, render_page
 
     entries, refused = read_entries(folder)

@@ -16,8 +16,8 @@ from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.names import seeded_name, visible
 from exogym_core.ranks.torchrun.rank import agreed
+from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.record import RecordError
 from exogym_core.results.seeds import Tally
 from exogym_core.training.options import OPTIONS
 from exogym_core.training.trainer import Trainer

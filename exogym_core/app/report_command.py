@@ -117,7 +117,7 @@ def _show_study(
 ) -> None:
     """Write one page of several runs or a sweep, and print its table; or all as JSON."""
     from exogym_core.app.studies.study import is_study
-    from exogym_core.results.record import write_whole
+    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.study import study_report
 
     study = study_report(folders, by, where)
@@ -152,7 +152,7 @@ def _show_study(
 
 
 def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) -> list[Path]:
-    from exogym_core.results.record import write_whole
+    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.pictures import OF_SEVERAL, draw_figures
 
     written = []

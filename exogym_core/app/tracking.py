@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, visible
+from exogym_core.results.disk import write_whole
 from exogym_core.results.loggers import WandbLogger
-from exogym_core.results.record import write_whole
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:

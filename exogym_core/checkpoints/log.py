@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.checkpoints.rank_state import damaged
 from exogym_core.names import visible
 from exogym_core.ranks.journal import request_from_record, request_to_line
-from exogym_core.results.record import RecordError
+from exogym_core.results.disk import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 
 from exogym_core.names import visible
 from exogym_core.plain import decode, encode
-from exogym_core.results.record import RecordError
+from exogym_core.results.disk import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

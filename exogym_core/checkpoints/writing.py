@@ -22,8 +22,8 @@ from exogym_core.checkpoints.rank_state import FileFacts, write_new, write_state
 from exogym_core.names import visible
 from exogym_core.ranks.crossing import CrossingLetters
 from exogym_core.ranks.journal import Journal
+from exogym_core.results.disk import RecordError
 from exogym_core.results.lock import FolderLock
-from exogym_core.results.record import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

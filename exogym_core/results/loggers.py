@@ -7,12 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.results.record import (
-    TRAIN_COLUMNS,
-    VALIDATION_COLUMNS,
-    make_private_folder,
-    write_whole,
-)
+from exogym_core.results.disk import make_private_folder, write_whole
+from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
 from exogym_core.results.table import Table
 from netsim.files.errors import InputError
 

@@ -19,15 +19,15 @@ import json
 import math
 import os
 import platform
-import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, seeded_name, visible
+from exogym_core.results.disk import RecordError, make_private_folder, write_whole
 from exogym_core.results.lock import LOCK_NAME, FolderLock
 from exogym_core.results.seal import relative_to, seal_of
-from netsim.files.errors import InputError, NetsimError
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "TRAIN_COLUMNS",
     "VALIDATION_COLUMNS",
-    "RecordError",
     "RunFolder",
     "csv_text",
-    "make_private_folder",
-    "write_whole",
 ]
 
 TRAIN_COLUMNS = (
@@ -58,61 +55,6 @@ VALIDATION_COLUMNS = (
 
 _ENVIRONMENT = "environment.json"
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn", "numba")
-
-
-class RecordError(NetsimError, RuntimeError):
-    """A file of a run cannot be written or read: the disk is full, rights are missing, or it is damaged."""
-
-
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Write a private file (mode 0600) so that `path` holds the old content or the new one, never a part.
-
-    Raises:
-        RecordError: it cannot be written; nothing is left behind.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    temporary = None
-    try:
-        # In the same folder, since only within one file system is a rename atomic; mkstemp makes it 0600.
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise RecordError(f"{visible(path)}: cannot be written: {error.strerror or error}") from error
-        raise
-
-
-def make_private_folder(parent: Path, name: str, *, numbered: bool) -> Path:
-    """A new folder (mode 0700) in `parent`, called `name`, with `-1`, `-2`, ... behind it if `numbered`.
-
-    Without `numbered` the number is added only where the name is taken. Existing files, folders and links
-    are never reused. `name` is made safe first.
-
-    Raises:
-        RecordError: no folder can be made there.
-    """
-    name = file_name(name)
-    number = 1
-    try:
-        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while True:
-            path = parent / (f"{name}-{number}" if numbered or number > 1 else name)
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                number += 1
-            else:
-                return path
-    except OSError as error:
-        raise RecordError(
-            f"{visible(parent)}: no folder can be made there: {error.strerror or error}"
-        ) from error
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) -> str:

@@ -8,7 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.record import RecordError, csv_text, write_whole
+from exogym_core.results.disk import RecordError, write_whole
+from exogym_core.results.record import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from exogym_core.checkpoints.writing import CheckpointWriter, RankCheckpoints
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import processes_of_site
 from exogym_core.ranks.torchrun.rank import recalled, remember, torchrun_rank
-from exogym_core.results.record import make_private_folder
+from exogym_core.results.disk import make_private_folder
 from exogym_core.training.options import OPTIONS
 
 if TYPE_CHECKING:

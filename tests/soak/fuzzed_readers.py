@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.app.experiment import Experiment
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, manifest_text
-from exogym_core.results.record import RecordError
+from exogym_core.results.disk import RecordError
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.face.flows import read_flows, time_flows
 from netsim.files.documents import parse_document

@@ -19,7 +19,8 @@ from exogym_core.app.studies.point_run import failed_by, found_by, train_in
 from exogym_core.app.studies.sweep import Here
 from exogym_core.names import visible
 from exogym_core.ranks.ray.cluster import RayCluster
-from exogym_core.results.record import RecordError, RunFolder
+from exogym_core.results.disk import RecordError
+from exogym_core.results.record import RunFolder
 from netsim.files.documents import load_document, parse_document
 from netsim.files.errors import InputError
 

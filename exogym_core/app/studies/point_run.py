@@ -10,7 +10,7 @@ from exogym_core.app.comparison import compare
 from exogym_core.app.experiment import Experiment
 from exogym_core.app.studies.points import point_text
 from exogym_core.names import visible
-from exogym_core.results.record import RecordError
+from exogym_core.results.disk import RecordError
 from netsim.files.errors import NetsimError
 from netsim.files.units import format_seconds
 
