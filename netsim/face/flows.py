@@ -231,54 +231,78 @@ def _time_on_network(
     if recorder is not None:
         recorder.watch(network)
     faults = Faults(network)
-    finish = np.full(len(flows), math.inf)
-    under_way = set(range(len(flows)))
-    row_of: dict[int, int] = {}  # by transfer
-    idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
-    opened: defaultdict[tuple[int, int], int] = defaultdict(int)
+    run = _Run(clock, network, flows, on_delivered)
+    faults.on_stuck = run.give_up
+    clock.process(run.start())
+    faults.run_until(lambda: not run.under_way)
+    return run.finish
 
-    def deliver(number: int, hosts: tuple[int, int], connection: int) -> None:
-        finish[number] = clock.now
-        end(number, hosts, connection)
-        if on_delivered is not None:
-            on_delivered()
 
-    def end(number: int, hosts: tuple[int, int], connection: int) -> None:
-        under_way.discard(number)
-        heappush(idle[hosts], connection)
+class _Run:
+    """A list of transfers on its way over a network.
 
-    def start() -> Generator[simpy.Event, None, None]:
+    Attributes:
+        finish: when each is delivered; infinity before.
+        under_way: those that are neither delivered nor lost.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        flows: list[Flow],
+        on_delivered: Callable[[], None] | None,
+    ) -> None:
+        self.finish = np.full(len(flows), math.inf)
+        self.under_way = set(range(len(flows)))
+        self._clock, self._network = clock, network
+        self._flows, self._on_delivered = flows, on_delivered
+        self._row_of: dict[int, int] = {}  # by transfer
+        self._idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
+        self._num_opened: defaultdict[tuple[int, int], int] = defaultdict(int)
+
+    def start(self) -> Generator[simpy.Event, None, None]:
+        """Send each when it is time, on a connection of its hosts that is idle, or a new one."""
+        clock, flows = self._clock, self._flows
         for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
             flow = flows[number]
             if flow.start_seconds > clock.now:
                 yield clock.at(flow.start_seconds)
             hosts = (flow.src, flow.dst)
-            if idle[hosts]:
-                connection = heappop(idle[hosts])
+            if self._idle[hosts]:
+                connection = heappop(self._idle[hosts])
             else:
-                connection = opened[hosts]
-                opened[hosts] += 1
-            sent = network.send(
+                connection = self._num_opened[hosts]
+                self._num_opened[hosts] += 1
+            sent = self._network.send(
                 flow.src,
                 flow.dst,
                 flow.num_bytes,
-                partial(deliver, number, hosts, connection),
+                partial(self._deliver, number, hosts, connection),
                 connection=connection,
-                on_dropped=partial(end, number, hosts, connection),
+                on_dropped=partial(self._end, number, hosts, connection),
             )
-            row_of[sent] = number
+            self._row_of[sent] = number
 
-    def give_up(reason: str) -> None:
+    def _deliver(self, number: int, hosts: tuple[int, int], connection: int) -> None:
+        self.finish[number] = self._clock.now
+        self._end(number, hosts, connection)
+        if self._on_delivered is not None:
+            self._on_delivered()
+
+    def _end(self, number: int, hosts: tuple[int, int], connection: int) -> None:
+        self.under_way.discard(number)
+        heappush(self._idle[hosts], connection)
+
+    def give_up(self, reason: str) -> None:
+        """Raise DeadlockError, which tells who waits; `reason` says for what, if the weather knows."""
+        network = self._network
         waiting = network.transfers_waiting(lambda connection: isinstance(connection, BackgroundConnection))
-        told = _told(topology, flows, [row_of[each.number] for each in waiting] or under_way)
+        rows = [self._row_of[each.number] for each in waiting]
+        told = _told(network.topology, self._flows, rows or self.under_way)
         if not reason:
             raise DeadlockError(f"deadlock: {told}, and nothing that is still to happen can change that")
         raise DeadlockError(f"{reason}, and {told}: let an event bring it back")
-
-    faults.on_stuck = give_up
-    clock.process(start())
-    faults.run_until(lambda: not under_way)
-    return finish
 
 
 def _told(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:

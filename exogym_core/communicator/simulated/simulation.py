@@ -212,22 +212,36 @@ class Simulation:
         if recorder is not None and self.network is not None:
             recorder.watch(self.network)
         self.link_history = LinkHistory(self.network) if self.network is not None else None
-        self._on_row = on_row
-        faults = Faults(self.network) if self.network is not None else None
-        self.kernel = Kernel(
+        self._let_run, self._on_answer, self._on_row = let_run, on_answer, on_row
+        self.kernel = self._kernel(clock, on_request, recall, on_taken, recorder)
+        for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
+            stream.extend(requests)
+
+    def _kernel(
+        self,
+        clock: Clock,
+        on_request: Callable[[int, Request], None],
+        recall: Callable[[], bool],
+        on_taken: Callable[[int, Take, tuple[Letter, ...]], None],
+        recorder: Recorder | None,
+    ) -> Kernel:
+        """The kernel, joined to the exchange, the network and its weather."""
+        world, network = self.world, self.network
+        faults = Faults(network) if network is not None else None
+        kernel = Kernel(
             world.num_ranks,
             self._refill,
             answer=self._answered,
-            start=self._start if self.network is not None else start_at_once,
+            start=self._start if network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
             on_row=self._row,
             blame=faults.blame if faults is not None else lambda: "",
             is_hopeless=faults.is_hopeless if faults is not None else None,
             on_span=recorder.spans.append if recorder is not None else None,
-            downtime=self.network.downtime if self.network is not None else None,
+            downtime=network.downtime if network is not None else None,
             hosts=world.hosts,
-            reach=Reach(self.network, world.hosts, faults.may_come_back if faults is not None else _never),
+            reach=Reach(network, world.hosts, faults.may_come_back if faults is not None else _never),
             on_older=self.exchange.forget,
             on_request=on_request,
             can_run=lambda rank: rank in self.exchange.running and rank not in self.away,
@@ -236,14 +250,12 @@ class Simulation:
             on_taken=on_taken,
         )
         if recorder is not None:
-            recorder.unfinished_spans = self.kernel.unfinished_spans
+            recorder.unfinished_spans = kernel.unfinished_spans
         if faults is not None:
-            faults.on_stuck, faults.on_change = self.kernel.give_up, self.kernel.network_changed
-        if self.network is not None:
-            self.network.on_give_up = partial(self._given_up, self.network.on_give_up)
-        for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
-            stream.extend(requests)
-        self._let_run, self._on_answer = let_run, on_answer
+            faults.on_stuck, faults.on_change = kernel.give_up, kernel.network_changed
+        if network is not None:
+            network.on_give_up = partial(self._given_up, network.on_give_up)
+        return kernel
 
     def _given_up(self, otherwise: Callable[[Waiting], None], waiting: Waiting) -> None:
         """A connection is lost: who has given its calls a time is told so, for all others the run ends."""
