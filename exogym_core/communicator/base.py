@@ -38,7 +38,13 @@ class Communicator(CheckedArguments, ABC):
     Calls with `async_op=True` return a `Handle`; their inputs are read at the call, their in-place results
     are written by `wait()`. Reduce ops are `sum`, `avg`, `min`, `max`, `product` or torch's `ReduceOp`;
     `avg` takes floating dtypes only. Tensors are dense, of any shape and any floating or integer dtype (or
-    bool without arithmetic), and may live on CPU, CUDA or MPS.
+    bool without arithmetic), and may live on CPU, CUDA or MPS. `tag` tells messages between the same two ranks apart.
+
+    Attributes:
+        traffic: what this rank has sent so far, in all its groups.
+        can_leave_behind: whether `among_present` and its like are there.
+        members_change: ranks may come at any time, and there are no collectives of all of them.
+        inside: where members change, those of this rank's site, who come and go together; else None.
 
     Raises (every operation):
         MismatchError: members disagree in operation, shape, dtype, reduce op or root.
@@ -47,11 +53,9 @@ class Communicator(CheckedArguments, ABC):
     """
 
     traffic: Traffic
-    can_leave_behind: bool = False  # `among_present` and its like are there
-    members_change: bool = False  # ranks may come at any time, and there are no collectives of all of them
-    inside: Communicator | None = (
-        None  # where members change, those of this rank's site, who come and go together
-    )
+    can_leave_behind: bool = False
+    members_change: bool = False
+    inside: Communicator | None = None
 
     # --- collectives ---------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class Communicator(CheckedArguments, ABC):
     def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
         """Average `tensor` over those who come in time, in place for them; returns their ranks.
 
-        In time is meant as in `among_present`; who is late keeps its `tensor`. The result is
+        In time, within `seconds`, is meant as in `among_present`; who is late keeps its `tensor`. The result is
         sum(weight * tensor) / sum(weight) in the tensor's own dtype, added in rank order; weights travel free,
         with the news of who has come.
 
@@ -203,14 +207,14 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
-        """Send to rank `dst`; the handle completes when the message has been received."""
+        """Send `tensor` to rank `dst`; the handle completes when the message has been received."""
 
     @abstractmethod
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         """Receive from rank `src` into `tensor` (same shape and dtype as sent), written at `wait()`."""
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """`isend` and wait."""
+        """`isend` of `tensor` to rank `dst`, and wait."""
         self.isend(tensor, dst, tag).wait()
 
     @abstractmethod
@@ -281,11 +285,11 @@ class Communicator(CheckedArguments, ABC):
         """
 
     def compare_places(self, compare: bool) -> None:
-        """Whether members must call all_reduce, all_gather, reduce_scatter and all_to_all at one place of the code.
+        """Whether to `compare` where members call all_reduce, all_gather, reduce_scatter and all_to_all from.
 
-        They must unless this says otherwise, for this rank's calls from now on in all its groups: two calls of equal
-        shapes that are swapped on one rank are told instead of giving each other's values. Say False where ranks
-        rightly meet from different lines.
+        All must call from one place of the code unless this says otherwise, for this rank's calls from now on in all
+        its groups: two calls of equal shapes that are swapped on one rank are told instead of giving each other's
+        values. Say False where ranks rightly meet from different lines.
         """
 
     # --- the clock -----------------------------------------------------------------------------------------
@@ -357,7 +361,7 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on counting from what `state_dict` returned."""
+        """Go on counting from what `state_dict` returned, `saved`."""
 
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:

@@ -38,7 +38,8 @@ class FitResult:
         rank_states: every rank's final state_dict, on the CPU.
         virtual_seconds: when the last rank ended; None without a topology.
         wall_seconds: likewise by a real transport's clock, where rows have it in the place of virtual seconds.
-        bytes_sent: sum over workers. wan_bytes: what workers and servers sent to other regions.
+        bytes_sent: sum over workers.
+        wan_bytes: what workers and servers sent to other regions.
         payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.

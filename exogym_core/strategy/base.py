@@ -58,12 +58,18 @@ class Strategy:
             `inner_optim_spec`, `inner_optim` and `inner_optimizer`.
         lr: the optimizer's learning rate.
         max_norm: clip the norm of the gradient to this before the optimizer's step.
+        others: synonyms of these; a name that is none is refused.
 
     Raises:
         UnknownNameError: an argument that does not exist; it is never ignored.
         InputError: two names of one argument were given different values.
 
     Attributes:
+        model, comm, optim: this rank's model, communicator and optimizer, from `setup` on.
+        rank, num_nodes: this rank's number and how many workers there are, likewise.
+        max_steps, seed: of the run; the seed is the same on all ranks.
+        scheduler: torch's schedule of the rate; None where it keeps.
+        default_optim: the optimizer where none is given.
         overlaps_backward: the strategy communicates during the last backward pass.
         num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
         accepted_servers: how few and how many of them there may be.
@@ -148,7 +154,8 @@ class Strategy:
     ) -> None:
         """Take charge of `model` on this rank: build the optimizer and what else the strategy keeps.
 
-        Called once per rank when all replicas are equal. `seed` is shared by all ranks. `coding` is given only
+        Called once per rank when all replicas are equal. `comm` connects all ranks, `max_steps` is how many steps the
+        schedule of the rate has, `seed` is shared by all ranks. `coding` is given only
         where the work of codecs costs time; an override without it is for runs in which that is free.
         """
         if comm.world_size <= self.num_servers:
@@ -166,11 +173,11 @@ class Strategy:
             self._setup_scheduler()
 
     def begin_step(self, context: StepContext) -> None:
-        """Told what the step that begins is like."""
+        """Told by `context` what the step that begins is like."""
         self.context = context
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        """Told before each backward pass whether it completes the step's gradient: averages may begin then."""
+        """Told before each backward pass whether it is that of the `last_micro_batch`: averages may begin then."""
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
@@ -205,7 +212,7 @@ class Strategy:
         return (self.num_servers,)
 
     def take_servers(self, count: int) -> None:
-        """Have so many servers, where there are any at all.
+        """Have `count` servers, where there are any at all.
 
         Raises:
             InputError: the strategy cannot do with so many.
@@ -291,7 +298,7 @@ class Strategy:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, after `setup` with the same options."""
+        """Restore `state`, which `state_dict` returned, after `setup` with the same options."""
         self.local_step = state["local_step"]
         self._payload_bytes_before = self.comm.traffic.payload_bytes
         self.optim.load_state_dict(state["optim"])

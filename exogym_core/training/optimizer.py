@@ -96,6 +96,10 @@ class DiLoCoOptimizer(Optimizer):
             ranks is no multiple of `ranks_per_worker`.
 
     Attributes:
+        Options: the class of its options.
+        param_groups, state: the inner optimizer's.
+        communicator, run_id, scheduler: as given.
+        num_inner_steps: steps a round.
         inner_optimizer: for `scaler.unscale_(optimizer.inner_optimizer)` and schedules of one's own.
         outer_optimizer: the one that ends rounds.
         local_step, local_epoch, num_samples: steps, rounds and this rank's samples so far.
@@ -294,7 +298,7 @@ class DiLoCoOptimizer(Optimizer):
         self._is_averaged, self._is_shared = True, scaler is not None
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Average the gradients if that has not been done, and clip their norm; returns what it was.
+        """Average the gradients if that has not been done, and clip their norm to `max_norm`; returns what it was.
 
         As FSDP's method of that name: with `sharding` it is the norm over all ranks of the site.
         """
@@ -306,14 +310,14 @@ class DiLoCoOptimizer(Optimizer):
         return norm.full_tensor() if is_cut(norm) else norm  # type: ignore[no-any-return]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the last step's gradients, where they are sharded too."""
+        """Forget the last step's gradients, where they are sharded too; `set_to_none` as torch has it."""
         if isinstance(self._gradients, ShardedReplica):
             for parameter in self._parameters:
                 parameter.grad = None
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Groups are given at construction: the outer optimizer has a copy of every parameter."""
+        """Raises InputError: each `param_group` is given at construction, as the outer optimizer copies parameters."""
         if "inner_optimizer" in self.__dict__ and "_outer" in self.__dict__:
             raise InputError(f"{type(self).__name__}: give all parameters at construction")
         super().add_param_group(param_group)

@@ -231,14 +231,14 @@ def _time_on_network(
     if recorder is not None:
         recorder.watch(network)
     faults = Faults(network)
-    run = _Run(clock, network, flows, on_delivered)
+    run = _FlowRun(clock, network, flows, on_delivered)
     faults.on_stuck = run.give_up
     clock.process(run.start())
     faults.run_until(lambda: not run.under_way)
     return run.finish
 
 
-class _Run:
+class _FlowRun:
     """A list of transfers on its way over a network.
 
     Attributes:

@@ -48,7 +48,9 @@ class BrokenCallError(NetsimError, RuntimeError):
 class RankError(NetsimError, RuntimeError):
     """A rank failed with an exception of its own, or its process died.
 
-    `rank` is the rank that failed first.
+    Args:
+        message: what happened, the first line for itself.
+        rank: the one that failed first; an attribute too.
     """
 
     def __init__(self, message: str, rank: int) -> None:
@@ -64,7 +66,7 @@ _LIKELY = 0.6  # and for one to be meant by the other
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that does not exist, as one line: what was given and what is accepted.
+    """The error for a name that does not exist, as one line: `what` was `given`, and what is `known` and so accepted.
 
     Accepted names that are like the given one come first, the nearest of them before the others; the rest is in
     alphabetical order.

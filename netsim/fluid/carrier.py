@@ -146,13 +146,16 @@ class TransferCarrier:
         return number
 
     def reserve(self, count: int) -> range:
-        """Set aside so many ids of transfers."""
+        """Set aside `count` ids of transfers."""
         first = self._next_number
         self._next_number += count
         return range(first, first + count)
 
     def transfer(self, src: int, dst: int, num_bytes: float, *, connection: Hashable = None) -> simpy.Event:
-        """Start a transfer now; the event happens when it is delivered."""
+        """Start a transfer now, as `send` does; the event happens when it is delivered.
+
+        `num_bytes` go from host `src` to host `dst`, behind those of the same `connection`.
+        """
         delivered = self.env.event()
         self.send(src, dst, num_bytes, lambda: _happen(delivered), connection=connection)
         return delivered

@@ -56,7 +56,10 @@ class ChangingCarrier(TransferCarrier):
     # -- links -----------------------------------------------------------------------------------------------
 
     def set_capacity(self, link: int, bits_per_second: float) -> None:
-        """Give a link (index) another capacity from now on; at zero, transfers on it stall."""
+        """Give a link (index) another capacity from now on; at zero `bits_per_second`, transfers on it stall.
+
+        Raises InputError for a number that is negative or not finite.
+        """
         if not 0 <= bits_per_second < math.inf:
             raise InputError(
                 f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
@@ -67,7 +70,7 @@ class ChangingCarrier(TransferCarrier):
         self._tell_capacity(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
-        """Let a link (index) carry nothing from now on, or what it did before."""
+        """Let a link (index) carry nothing from now on, or, if `up`, what it did before."""
         self._change_is_due((link,))
         self._capacity.set_up(link, up)
         self._touch(link)
@@ -78,14 +81,20 @@ class ChangingCarrier(TransferCarrier):
             observer.capacity_changed(link, self._capacity.bits_per_second(link))
 
     def set_latency(self, link: int, seconds: float) -> None:
-        """Give a link (index) another latency: for what is sent from now on, and for the pace of windows."""
+        """Give a link (index) another latency, one way, in `seconds`: for what is sent from now on, and windows.
+
+        Raises InputError for a number that is negative or not finite.
+        """
         if not 0 <= seconds < math.inf:
             raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
         self._change_is_due((link,))
         self._follow_paths(self._paths.set_latency(link, seconds))
 
     def set_loss(self, link: int, share: float) -> None:
-        """Have a link (index) lose another share of its packets from now on."""
+        """Have a link (index) lose another `share` of its packets from now on.
+
+        Raises InputError for a share below 0 or from 1 up.
+        """
         if not 0 <= share < 1:
             raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
         self._change_is_due((link,))
@@ -102,7 +111,7 @@ class ChangingCarrier(TransferCarrier):
         return bool(self._capacity.dead) and self.protocol.give_up_seconds < math.inf
 
     def is_dead_end(self, source: int, target: int) -> bool:
-        """Whether nothing gets from one host to another at present."""
+        """Whether nothing gets from host `source` to host `target` at present."""
         return self._is_cut(self._paths.between(source, target))
 
     def _touch(self, link: int) -> None:
@@ -214,7 +223,7 @@ class ChangingCarrier(TransferCarrier):
         )
 
     def end_transfer(self, number: int) -> None:
-        """End a transfer that is under way by force, and tell its sender if it wants to hear of it."""
+        """End the transfer of id `number`, which is under way, by force; tell its sender if it wants to hear of it."""
         order = int(self._transfers.order[self._slots[number]])
         *_, on_dropped = self._callbacks[number]
         self.abort(number)
@@ -222,7 +231,7 @@ class ChangingCarrier(TransferCarrier):
             self._untold[number] = (order, on_dropped)
 
     def end_connections(self, connection: Hashable) -> None:
-        """End all transfers in flight of connections that their sender calls so; nobody hears of it."""
+        """End all transfers in flight of what their sender calls `connection`; nobody hears of it."""
         self._change_is_due(None)
         for number, slot in list(self._slots.items()):
             if self._of_slot[slot].connection == connection:

@@ -65,6 +65,10 @@ class Clock(simpy.Environment):
     """SimPy's environment plus `at` and `cancel`.
 
     `env.timeout(instant - env.now)` need not land on `instant`: the difference and the sum both round.
+    Times are virtual seconds.
+
+    Args:
+        initial_time: what it shows first.
 
     Attributes:
         upcoming: what is to happen, the next first: instant, place in it, number, event; a heap to look at only.
@@ -78,7 +82,7 @@ class Clock(simpy.Environment):
     def at(
         self, instant: float, order: Order = Order.RANKS, call: Callable[[simpy.Event], None] | None = None
     ) -> simpy.Event:
-        """An event that happens exactly at `instant` (seconds, not before now), and what is called then."""
+        """An event that happens exactly at `instant` (not before now), in its `order`; `call` is called with it."""
         event = simpy.Event(self)
         event._ok = True
         event._value = None
@@ -100,11 +104,11 @@ class Clock(simpy.Environment):
             self._cancelled.clear()
 
     def goes_on_with(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
-        """Whether what comes next, if anything, is cancelled or idle."""
+        """Whether what comes next, if anything, is cancelled or, as `is_idle` tells, idle."""
         return not self._queue or (event := self._queue[0][3]) in self._cancelled or is_idle(event)
 
     def has_others(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
-        """Whether an event is to come that is neither cancelled nor idle."""
+        """Whether an event is to come that is neither cancelled nor, as `is_idle` tells, idle."""
         return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)
 
 

@@ -33,6 +33,17 @@ __all__ = ["Network"]
 class Network(ChangingCarrier):
     """A topology in use: transfers under way, their rates, and what has crossed each link.
 
+        clock = netsim.Clock()
+        network = netsim.Network(clock, netsim.Topology.load("lan"))
+        network.send(0, 1, 1_000_000, lambda: print(clock.now))
+        clock.run()
+
+    `send` and `transfer` start transfers, `abort` ends one; `set_capacity`, `set_latency`, `set_loss` and `set_link_up`
+    change links while it runs; `link_bytes`, `num_in_flight` and `is_in_flight` tell how far it is. The other methods
+    are for those who carry collectives and weather: windows of connections, copies, and what waits.
+
+    Hosts and links are indices into `topology.hosts` and `topology.links`; times are seconds.
+
     Args:
         env: the SimPy environment whose clock it lives on. On a `netsim.fluid.clock.Clock` instants are hit
             exactly.
@@ -40,6 +51,8 @@ class Network(ChangingCarrier):
         protocol: how transfers use links, as `Protocol.parse` takes it; None: what the topology's file says.
 
     Attributes:
+        env, topology: as given.
+        protocol: how transfers use links.
         version: grows whenever a capacity, a latency or a loss changes.
         dropped_bytes: payload of transfers that were ended by force, as far as it had not come through.
         downtime: which hosts have crashed.
@@ -148,13 +161,13 @@ class Network(ChangingCarrier):
         return frozenset([each for each in states if each[1] is not None])
 
     def put_windows(self, group: Hashable, windows: Windows, shift_seconds: float) -> None:
-        """Give a group's connections these windows, their times shifted."""
+        """Give a group's connections these windows, their times moved by `shift_seconds`."""
         between = self._paths.between
         for ends, window in windows.items():
             self._channel(between(*ends), group).window = window.moved(shift_seconds)
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
-        """Count bytes that have gone between members on `hosts`: (source, target, bytes), by position."""
+        """Count `pair_bytes` that have gone between members on `hosts`: (source, target, bytes), by position."""
         counted = self._bytes
         for index, num_bytes in self._paths.numbered(hosts, pair_bytes):
             counted[index] += num_bytes
@@ -180,7 +193,7 @@ class Network(ChangingCarrier):
                 yield path.source, path.target, num_bytes
 
     def fork(self, env: simpy.Environment) -> Network:
-        """A network of the same links, which carries nothing and knows no connections, on another clock.
+        """A network of the same links, which carries nothing and knows no connections, on another clock, `env`.
 
         Nobody observes it, and no byte has crossed it. What changes on the original's links changes here. What it
         gives up is the original's to judge.

@@ -68,7 +68,7 @@ class Protocol:
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
-        """The protocol that a name, a mapping or nothing (`ideal`) stands for.
+        """The protocol that `spec` stands for: a name, a mapping or nothing (`ideal`).
 
         A mapping names a `preset` (default `ideal`) and may set `streams`, `window` (bytes per stream),
         `connections`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds per message).

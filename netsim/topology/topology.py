@@ -67,7 +67,7 @@ class Topology:
 
     @classmethod
     def load(cls, path_or_name: str | Path) -> Topology:
-        """Read a YAML file, or the shipped topology of that name.
+        """Read `path_or_name`: a YAML file, or the shipped topology of that name.
 
         Raises InputError (a ValueError) that tells every mistake by file, line and key.
         """
@@ -76,13 +76,16 @@ class Topology:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "<mapping>") -> Topology:
-        """A topology from plain data of the same form as the file; `where` names it in errors."""
+        """A topology from a `mapping` of the same form as the file; `where` names it in errors.
+
+        Raises InputError (a ValueError) that tells every mistake by key.
+        """
         data = copy.deepcopy(dict(mapping)) if isinstance(mapping, Mapping) else mapping
         return cls._from_document(Document(where, data), "topology", Path())
 
     @classmethod
     def from_document(cls, document: Document) -> Topology:
-        """A topology from a document that was read already, such as a part of another file."""
+        """A topology from a `document` that was read already, such as a part of another file; raises InputError."""
         return cls._from_document(document, "topology", Path())
 
     @classmethod
@@ -101,14 +104,14 @@ class Topology:
         )
 
     def host_index(self, name: str) -> int:
-        """The index of a host; raises UnknownNameError."""
+        """The index of the host called `name`; raises UnknownNameError."""
         index = self._host_indices.get(name)
         if index is None:
             raise unknown_name("host", str(name), likely_names(str(name), self._host_indices))
         return index
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
-        """The links from one host to another, in order; () within a host.
+        """The links (indices) from host `src` to host `dst`, in order; () within a host.
 
         As the file gives it; otherwise of least latency, then fewest links, then least in natural name order.
         """
@@ -119,27 +122,29 @@ class Topology:
         return self._graph.route(positions[src], positions[dst])
 
     def route_latency_seconds(self, src: int, dst: int) -> float:
-        """One-way latency from one host to another: the sum over its route."""
+        """One-way latency in seconds from host `src` to host `dst`: the sum over its route."""
         links = self.links
         return math.fsum([links[link].latency_seconds for link in self.route(src, dst)])
 
     @cached_property
     def bits_per_second(self) -> _FloatArray:
-        """Capacity of each link; read-only."""
+        """Capacity of each link; shape (links,), read-only."""
         return _frozen([link.bits_per_second for link in self.links])
 
     @cached_property
     def latency_seconds(self) -> _FloatArray:
-        """One-way latency of each link; read-only."""
+        """One-way latency of each link; shape (links,), read-only."""
         return _frozen([link.latency_seconds for link in self.links])
 
     @cached_property
     def loss(self) -> _FloatArray:
-        """Share of packets that each link loses; read-only."""
+        """Share of packets that each link loses; shape (links,), read-only."""
         return _frozen([link.loss for link in self.links])
 
     def egress_dollars(self, link_bytes: Sequence[float]) -> float:
-        """What it costs to have so many bytes cross each link, by link index (`egress` of the file's links).
+        """What it costs to have `link_bytes` cross each link, by link index (`egress` of the file's links).
+
+        Raises InputError where they are not one number a link.
 
         >>> link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "egress": "0.02 $/GB"}
         >>> pair = {"hosts": ["a", "b"], "links": [link]}
@@ -154,12 +159,12 @@ class Topology:
         return math.fsum(link.dollars_per_byte * num_bytes for link, num_bytes in costs)
 
     def region_of(self, host: int) -> str:
-        """The region of a host; the host's own name where it is in none."""
+        """The region of a `host` (index); the host's own name where it is in none."""
         machine = self.hosts[host]
         return machine.region if machine.region is not None else machine.name
 
     def place(self, num_ranks: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
-        """The host of each rank: spread evenly over regions, or as named, one host a rank.
+        """The host of each of `num_ranks`: spread evenly over regions, or by `placement`, a host's name a rank.
 
         Raises InputError where the number of ranks is not positive or the names do not match it.
         """

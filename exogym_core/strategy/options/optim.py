@@ -56,7 +56,7 @@ class OptimSpec:
 
     @classmethod
     def from_string(cls, name: str, **kwargs: Any) -> OptimSpec:
-        """The spec of torch's optimizer called `name`."""
+        """The spec of torch's optimizer called `name`, with `kwargs` as its options."""
         return cls(name, **kwargs)
 
     def with_options(self, **kwargs: Any) -> OptimSpec:

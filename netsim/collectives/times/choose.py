@@ -56,7 +56,7 @@ _LARGEST_ALIKE = 8
 
 
 def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
-    """The algorithms that a user has fixed: op -> name, without those left to `auto`.
+    """The algorithms that a user has fixed by `spec`: op -> name, without those left to `auto`.
 
     `auto` or None fixes nothing; a name alone holds for every operation that has an algorithm of that name.
 
