@@ -59,7 +59,7 @@ EXPERIMENT = {
     "device": "cpu",
     "protocol": "gloo",
     "collectives": "gloo",
-    "compute": {"measured": {}, "coding": "measured"},
+    "compute": {"measured": {}, "coding": "measured", "updates": "measured", "at_once": 4},
     "steps": 30,
     "batch_size": 16,
     "evaluate": {"samples": 0},  # looking takes whole models to rank 0, over the same links

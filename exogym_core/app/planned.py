@@ -103,14 +103,17 @@ class Request:
             raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
         if self.wan_bandwidth is not None:
             topology = with_wan_bandwidth(topology, parse_bits_per_second(self.wan_bandwidth))
+        if experiment.compute.updates.speeds or experiment.compute.updates.kind == "measured":
+            raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
         count = settings.workers.count
+        num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
         tokens = self.tokens
         if tokens is None:
             tokens = float(settings.steps * settings.batch_size * count * self.model.length)
         return Setting(
             self.model,
             topology,
-            experiment.compute.with_measured_coding(1, coding_trials),
+            experiment.compute.with_measured_work(1, coding_trials(num_values, count), []),
             count,
             settings.batch_size,
             tokens,

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
+from exogym_core.cost.timing import seconds_of
 from netsim.files.errors import InputError, unknown_names
 from netsim.files.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch import Tensor
+    #: For every codec its name, how many values there are, and how it encodes them and decodes them.
+    CodingTrials: TypeAlias = Iterable[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]
 
-    #: Of `values`, for every codec its name, and how it encodes them and decodes them.
-    Trials: TypeAlias = Callable[[Tensor], Iterable[tuple[str, tuple[Callable[[], Any], Callable[[], Any]]]]]
-
-__all__ = ["Coding"]
+__all__ = ["Coding", "speed"]
 
 _ALL = ""  # the name under which one speed for all codecs is kept
 _VALUE_BYTES = 4  # values count as fp32
-_TRIAL_VALUES = 2**18
 
 
 @dataclass(frozen=True)
@@ -87,46 +81,44 @@ class Coding:
         known = ", ".join(name for name, *_ in self.speeds)
         raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
 
-    def measure(self, trials: Trials) -> Coding:
-        """The speeds here of all codecs that `trials` tells of, if they are to be measured."""
+    def measured(self, trials: CodingTrials, at_once: int = 1) -> Coding:
+        """The speeds here of all codecs that `trials` tells of, if they are to be measured.
+
+        `at_once` as many processes as share this machine's cores, see `seconds_of`.
+        """
         if self.kind != "measured":
             return self
-        values = torch.randn(_TRIAL_VALUES, generator=torch.Generator().manual_seed(0)) * 1e-3
-        speeds = [
-            (name, *(round(values.nbytes / _seconds(work)) for work in works))
-            for name, works in trials(values)
-        ]
-        return Coding(tuple(speeds))  # type: ignore[arg-type]
+        speeds = []
+        for name, num_values, (encode, decode) in trials:
+            num_bytes = num_values * _VALUE_BYTES
+            encoded, decoded = seconds_of(encode, at_once), seconds_of(decode, at_once)
+            speeds.append((name, round(num_bytes / encoded), round(num_bytes / decoded)))
+        return Coding(tuple(speeds))
 
 
 def _both_ways(where: str, spec: Any) -> tuple[int, int]:
     """Bytes a second encoded and decoded, from one speed or two."""
     if not isinstance(spec, Mapping):
-        return (_speed(where, spec),) * 2
+        return (speed(where, spec),) * 2
     unknown = [str(name) for name in spec if name not in ("encode", "decode")]
     if unknown:
         raise unknown_names(f"key of {where}", unknown, ("encode", "decode"))
     if len(spec) < 2:
         raise InputError(f"{where}: give both encode and decode")
-    return _speed(f"{where}.encode", spec["encode"]), _speed(f"{where}.decode", spec["decode"])
+    return speed(f"{where}.encode", spec["encode"]), speed(f"{where}.decode", spec["decode"])
 
 
-def _speed(where: str, text: Any) -> int:
+def speed(where: str, text: Any, what: str = "coding") -> int:
+    """Bytes a second, from text such as "2 GB/s".
+
+    Raises:
+        InputError: it is something else.
+    """
     if isinstance(text, str) and text.rstrip().endswith("/s"):
         try:
-            speed = parse_bytes(text.rstrip().removesuffix("/s"))
+            found = parse_bytes(text.rstrip().removesuffix("/s"))
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        if speed:
-            return speed
-    raise InputError(f"{where}: {text!r} is no speed of coding; write for example '2 GB/s'")
-
-
-def _seconds(work: Callable[[], Any], repeats: int = 5) -> float:
-    """Host seconds of `work`: the median, after one that warms up."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+        if found:
+            return found
+    raise InputError(f"{where}: {text!r} is no speed of {what}; write for example '2 GB/s'")

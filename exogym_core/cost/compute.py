@@ -7,7 +7,6 @@ import hashlib
 import math
 import statistics
 import struct
-import time
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,8 @@ import torch
 from exogym_core.cost.coding import Coding
 from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
 from exogym_core.cost.flops import kept_rng_of
+from exogym_core.cost.timing import seconds_of
+from exogym_core.cost.updates import Updates
 from netsim.files.errors import InputError, unknown_names
 from netsim.files.units import format_seconds, parse_fraction, parse_seconds
 
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from exogym_core.cost.coding import Trials
+    from exogym_core.cost.coding import CodingTrials
 
 __all__ = ["Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
 
 _DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
-_FREE = Coding()
+_FREE, _FREE_UPDATES = Coding(), Updates()
+_KEYS = ("fixed", "flops", "measured", "jitter", "stragglers", "coding", "updates", "at_once")
+_MOST_AT_ONCE = 1024
 _STANDARD_NORMAL = statistics.NormalDist()
 
 
@@ -43,6 +46,12 @@ def _number(where: str, value: object, high: float, *, zero: bool = False) -> fl
     if is_number and (0 < value <= high or (zero and value == 0)):  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     raise InputError(f"{where}: {value!r} is not a number {'from' if zero else 'above'} 0 to {high:g}")
+
+
+def _whole(where: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_AT_ONCE:
+        return value
+    raise InputError(f"{where}: {value!r} is not a whole number from 1 to {_MOST_AT_ONCE}")
 
 
 def _options(where: str, given: object, known: Sequence[str]) -> Mapping[str, Any]:
@@ -72,6 +81,8 @@ class Compute:
         straggler_fraction: share of the steps of each host that are slow.
         straggler_slowdown: how many times as long a slow one takes.
         coding: what compressing costs besides.
+        updates: what optimizers' steps cost besides.
+        at_once: measure while so many processes do the same on this machine.
     """
 
     kind: Literal["fixed", "flops", "measured"] = "flops"
@@ -84,6 +95,8 @@ class Compute:
     straggler_fraction: float = 0.0
     straggler_slowdown: float = 1.0
     coding: Coding = _FREE
+    updates: Updates = _FREE_UPDATES
+    at_once: int = 1
 
     @classmethod
     def parse(cls, spec: Any) -> Compute:
@@ -91,8 +104,8 @@ class Compute:
 
         A number (seconds) or '50 ms'; 'flops'; 'measured'; or a mapping with one of `fixed: 50 ms`,
         `flops: {utilisation, device, dtype}`, `measured: {factor}`, and with `jitter: 0.1` and
-        `stragglers: {fraction: 1 %, slowdown: 5}` and `coding: 2 GB/s` (see `Coding.parse`) as one likes. None is
-        'flops'.
+        `stragglers: {fraction: 1 %, slowdown: 5}`, `coding: 2 GB/s` (see `Coding.parse`) and `updates: 2 GB/s`
+        (`Updates.parse`) as one likes; where something is measured also `at_once: 4`. None is 'flops'.
 
         Raises:
             InputError: a value out of range, or an unknown key.
@@ -106,7 +119,7 @@ class Compute:
             return cls(kind="measured" if spec == "measured" else "flops")
         if isinstance(spec, int | float | str):
             return cls(kind="fixed", seconds=cls._seconds(spec))
-        given = _options("compute", spec, ("fixed", "flops", "measured", "jitter", "stragglers", "coding"))
+        given = _options("compute", spec, _KEYS)
         kinds = [kind for kind in ("fixed", "flops", "measured") if kind in given]
         if len(kinds) > 1:
             raise InputError(f"compute: {' and '.join(kinds)} exclude each other; keep one")
@@ -119,13 +132,18 @@ class Compute:
         slowdown = _number("compute.stragglers.slowdown", slow.get("slowdown", 1.0), 1e6)
         if len(slow) == 1:
             raise InputError("compute.stragglers: give both fraction and slowdown; one alone slows nothing")
-        return replace(
+        complete = replace(
             parsed,
             jitter=_number("compute.jitter", jitter, 10.0, zero=True),
             straggler_fraction=fraction,
             straggler_slowdown=slowdown,
             coding=Coding.parse(given.get("coding")),
+            updates=Updates.parse(given.get("updates")),
+            at_once=_whole("compute.at_once", given.get("at_once", 1)),
         )
+        if complete.at_once > 1 and not complete.is_measured:
+            raise InputError("compute.at_once: nothing is measured; leave it out, or measure something")
+        return complete
 
     @staticmethod
     def _seconds(value: Any) -> float:
@@ -174,19 +192,31 @@ class Compute:
             plain["stragglers"] = {"fraction": self.straggler_fraction, "slowdown": self.straggler_slowdown}
         if self.coding != _FREE:
             plain["coding"] = self.coding.to_plain()
+        if self.updates != _FREE_UPDATES:
+            plain["updates"] = self.updates.to_plain()
+        if self.at_once > 1:
+            plain["at_once"] = self.at_once
         return plain
 
     @property
     def is_measured(self) -> bool:
         """Whether something is yet to be measured."""
-        return "measured" in (self.kind, self.coding.kind)
+        return "measured" in (self.kind, self.coding.kind, self.updates.kind)
 
-    def with_measured_coding(self, threads: int, trials: Trials) -> Compute:
-        """This with the speeds here of the codecs in `trials`, on so many threads, if they are to be measured."""
-        if self.coding.kind != "measured":
-            return self
+    def with_measured_work(self, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size]) -> Compute:
+        """This with the speeds here of codecs and optimizers, on so many threads, if they are to be measured.
+
+        Args:
+            threads: torch's.
+            trials: the work of codecs.
+            shapes: of the parameters that are updated.
+        """
         with intra_op_threads(threads):
-            return replace(self, coding=self.coding.measure(trials))
+            coding = self.coding.measured(trials, self.at_once)
+            updates = self.updates.measured(shapes, self.at_once)
+        return replace(
+            self, coding=coding, updates=updates, at_once=self.at_once if self.kind == "measured" else 1
+        )
 
     def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:
         """Seconds of a whole step before jitter.
@@ -261,18 +291,18 @@ def intra_op_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def measure_seconds(model: nn.Module, batch: Any, repeats: int = 5) -> float:
-    """Host seconds of a forward and backward pass over `batch` on a copy of the model: median of `repeats`.
+def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1) -> float:
+    """Host seconds of a forward and backward pass over `batch` on a copy of the model, see `seconds_of`.
 
-    Two passes before them warm up. The RNG is left as it was.
+    The RNG is left as it was.
     """
     replica = copy.deepcopy(model)
-    times: list[float] = []
+
+    def work() -> None:
+        loss = replica(batch)
+        loss.backward()
+        loss.item()  # on a GPU: waits for all that was queued
+
     with kept_rng_of(model):
-        for _ in range(repeats + 2):
-            start = time.perf_counter()
-            loss = replica(batch)
-            loss.backward()
-            loss.item()  # on a GPU: waits for all that was queued
-            times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+        work()
+        return seconds_of(work, at_once)

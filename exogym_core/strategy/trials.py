@@ -23,22 +23,42 @@ if TYPE_CHECKING:
 __all__ = ["coding_trials"]
 
 
-def coding_trials(values: Tensor) -> Iterator[tuple[str, tuple[Callable[[], Any], Callable[[], Any]]]]:
-    """Of every codec its name, and how it encodes `values` and decodes them."""
+_SIDE = 64  # blocks and squares of values, as some codecs cut them
+_LARGEST_SIDE = 2048
 
-    def ways(codec: Codec) -> tuple[Callable[[], Any], Callable[[], Any]]:
+
+def coding_trials(
+    num_values: int, num_ranks: int
+) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
+    """Of every codec its name, how many values are tried, and how it encodes and decodes them.
+
+    About as many values as in a run (4,096 at least, four million at most): speeds hang on what fits into caches.
+    Those of CODECS see one part a rank, the others all. DeMo decodes what `num_ranks` have sent, at once.
+    """
+
+    def ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], Callable[[], Any]]]:
         message = codec.encode(values)
-        return lambda: codec.encode(values), lambda: codec.decode(message, len(values))
+        return len(values), (lambda: codec.encode(values), lambda: codec.decode(message, len(values)))
 
-    yield from ((name, ways(codec)) for name, codec in sorted(CODECS.items()) if codec is not None)
+    part, whole = _values(num_values / num_ranks), _values(num_values)
+    for name, codec in sorted(CODECS.items()):
+        if codec is not None:
+            yield name, *ways(codec, part)
     few = [
         SignCodec(),
         QSGDCodec(4, 512, "l2", shared_generator("trial")),
         StatisticalCodec(2),
         LinearCodec(4),
     ]
-    largest = LargestCodec([torch.Size((len(values) // 64, 64))], [(64, 64)], [64], 12, StatisticalCodec(2))
-    yield from ((codec.name, ways(codec)) for codec in [*few, largest])
-    yield "demo", transform_of(values)
-    left, back = low_rank_of(values)
-    yield "low-rank", (lambda: low_rank_of(values), lambda: left @ back.T)
+    largest = LargestCodec([torch.Size((len(whole) // 64, 64))], [(64, 64)], [64], 12, StatisticalCodec(2))
+    for codec in [*few, largest]:
+        yield codec.name, *ways(codec, whole)
+    yield "demo", len(whole), transform_of(whole, num_ranks)
+    left, back = low_rank_of(whole)
+    yield "low-rank", len(whole), (lambda: low_rank_of(whole), lambda: left @ back.T)
+
+
+def _values(number: float) -> Tensor:
+    """A square of about so many small values."""
+    side = min(max(round(number**0.5 / _SIDE), 1) * _SIDE, _LARGEST_SIDE)
+    return torch.randn(side * side, generator=torch.Generator().manual_seed(0)) * 1e-3

@@ -9,6 +9,7 @@ import torch
 
 from exogym_core.checkpoints.rank_state import random_streams, restore_random_streams
 from exogym_core.checkpoints.writing import RankCheckpoints
+from exogym_core.cost.updates import charge_updates
 from exogym_core.strategy.context import StepContext
 from exogym_core.training.deposits import Deposits, Looks
 from exogym_core.training.snapshot import broadcast_state, cpu_state, passing_buffers
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.coding import Coding
+    from exogym_core.cost.updates import Updates
     from exogym_core.data.samples import Source, StepSamples
     from exogym_core.strategy.base import Strategy
     from exogym_core.training.learner import Learner
@@ -79,6 +81,7 @@ class Loop:
         looks: when the run is looked at.
         checkpoints: where to save this rank's state, and what to go on from.
         coding: what the work of codecs costs; None where it is free.
+        updates: what optimizers' steps cost; None where they are free.
 
     Attributes:
         local_step: steps done.
@@ -103,13 +106,14 @@ class Loop:
         looks: Looks | None = None,
         checkpoints: RankCheckpoints | None = None,
         coding: Coding | None = None,
+        updates: Updates | None = None,
     ) -> None:
         self.comm, self.model, self.strategy, self.data = comm, model, strategy, data
         self.max_steps, self.local_step = max_steps, 0
         self._make_learner, self._seed, self._until = make_learner, seed, until
         self._looks = looks if looks is not None else Looks()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
-        self._coding = coding
+        self._coding, self._updates = coding, updates
         self._payload_then = -1  # payload bytes sent when ranks were last together
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -218,6 +222,8 @@ class Loop:
         self.learner = self._make_learner()
         run = {} if self._coding is None else {"coding": self._coding}
         self.strategy.setup(self.model, self.comm, self.max_steps, self._seed, **run)
+        if self._updates is not None:
+            charge_updates(self.strategy.optimizers, self._updates, self.comm.advance)
         self.deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
 
     def _finish(self) -> RankOutcome:

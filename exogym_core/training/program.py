@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -84,7 +85,9 @@ class Program:
             importlib.import_module("torch._dynamo")
         self.compute = request.compute
         if self.compute is not None and request.carrier.has_clock:
-            self.compute = self.compute.with_measured_coding(request.workers.intra_op_threads, coding_trials)
+            shapes = [each.shape for each in self.model.parameters() if each.requires_grad]
+            trials = coding_trials(sum(map(math.prod, shapes)), request.num_nodes)
+            self.compute = self.compute.with_measured_work(request.workers.intra_op_threads, trials, shapes)
         by_flops = self.compute is not None and self.compute.kind == "flops"
         measured = self.compute is not None and self.compute.kind == "measured"
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
@@ -101,9 +104,9 @@ class Program:
             if measured:
                 assert self.compute is not None
                 with intra_op_threads(request.workers.intra_op_threads):
-                    seconds = measure_seconds(model, batch) * repeats
+                    seconds = measure_seconds(model, batch, self.compute.at_once) * repeats
                 self.compute = replace(
-                    self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0
+                    self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0, at_once=1
                 )
         for rank in range(request.num_nodes):
             self._durations(rank)  # an unknown device is told now, not in a rank
@@ -178,6 +181,7 @@ class Program:
             self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         strategy, model = copy.deepcopy(request.strategy), copy.deepcopy(self.model).to(device)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
+        updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
         by_flops = self.compute is not None and self.compute.kind == "flops"
         cost = StepCost(self._durations(comm.rank), request.batch_size, scale_with_samples=by_flops)
 
@@ -198,6 +202,7 @@ class Program:
             looks=self._looks(),
             checkpoints=self.checkpoints,
             coding=coding,
+            updates=updates,
         )
 
     # --- who looks on --------------------------------------------------------------------------------------

@@ -112,13 +112,14 @@ class FrequencyBlocks:
         return [joined(piece, p.shape, self.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
 
 
-def transform_of(values: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """What a step of default options does with flat `values`, n x 4096 of them: there, and back for one rank."""
+def transform_of(values: Tensor, num_ranks: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What a default step does with flat `values`, n x 4096 of them: to a message, and back from all ranks'."""
     blocks = FrequencyBlocks([values.view(-1, 64)], (64, 64), topk=32)
+    wire = torch.int64, torch.float32
 
-    def there() -> tuple[Tensor, Tensor]:
+    def there() -> Tensor:
         blocks.accumulate(0.999, [values.view(-1, 64)])
-        return blocks.largest()
+        return blocks.taken(*wire)
 
-    indices, amplitudes = there()
-    return there, lambda: blocks.mean(indices[None], amplitudes[None])
+    message = there()
+    return there, lambda: blocks.mean(*blocks.read(torch.stack([message] * num_ranks), *wire))

@@ -1,0 +1,141 @@
+"""What optimizers' steps cost in virtual time, and what a machine that ranks share does to measured times."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+from test_coding import fit
+
+from exogym_core.cost.compute import Compute
+from exogym_core.cost.timing import seconds_of
+from exogym_core.cost.updates import Updates, charge_updates
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
+from exogym_core.strategy.trials import coding_trials
+from netsim.files.errors import InputError
+
+NUM_BYTES = 4 * (6 * 6 + 6)  # of the model that `fit` trains
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, Updates()),
+        ("free", Updates()),
+        ("measured", Updates(kind="measured")),
+        ("2 GB/s", Updates((("other", 2 * 10**9),))),
+        (
+            {"SGD with momentum": "1 kB/s", "AdamW": "3 B/s"},
+            Updates((("AdamW", 3), ("SGD with momentum", 1000))),
+        ),
+    ],
+)
+def test_specs_parse_and_come_back(spec: Any, expected: Updates) -> None:
+    parsed = Updates.parse(spec)
+    assert parsed == expected
+    assert Updates.parse(parsed.to_plain()) == parsed
+    compute = Compute.parse({"fixed": "1 s", "updates": spec})
+    assert compute.updates == parsed
+    assert Compute.parse(compute.to_mapping()) == compute
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"updates": 5}, "compute.updates: 5 is no speed of updates; write for example '2 GB/s'"),
+        ({"updates": {"AdamW": "2 GB"}}, "compute.updates.AdamW: '2 GB' is no speed of updates"),
+        ({"at_once": 4}, "compute.at_once: nothing is measured; leave it out, or measure something"),
+        ({"coding": "measured", "at_once": 0}, "compute.at_once: 0 is not a whole number from 1 to 1024"),
+        ({"coding": "measured", "at_once": "4"}, "compute.at_once: '4' is not a whole number"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Compute.parse({"fixed": "1 s", **given})
+    assert str(caught.value).startswith(line)
+
+
+def test_every_step_of_an_optimizer_is_charged_by_its_kind() -> None:
+    """Local and outer ones; those that are not named take the speed of `other`, or nothing."""
+
+    def seconds(speeds: dict[str, str], strategy: Any) -> float:
+        compute = {"fixed": "10 ms", "updates": speeds}
+        return float(fit(strategy, compute=compute).virtual_seconds)
+
+    free = seconds({"Rprop": "1 B/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    local = seconds({"AdamW": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    assert local - free == pytest.approx(3 * NUM_BYTES / 1000)
+    outer = seconds({"SGD with momentum": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    assert outer - free == pytest.approx(NUM_BYTES / 1000)
+    both = seconds({"other": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    assert both - free == pytest.approx(4 * NUM_BYTES / 1000)
+    plain = seconds({"SGD": "1 kB/s", "other": "1 B/s"}, AllReduceStrategy(optim_spec="sgd", lr=0.1))
+    assert plain < free + 3 * NUM_BYTES / 1000 + 1
+
+
+def test_updates_change_no_value_and_resume(tmp_path: Any) -> None:
+    compute = {"fixed": "10 ms", "updates": "1 kB/s"}
+    strategy = DiLoCoStrategy(H=2, optim_spec="adamw")
+    whole = fit(strategy, compute=compute, checkpoint_interval=2, save_dir=tmp_path)
+    free = fit(strategy, compute="10 ms")
+    assert [row["train_loss"] for row in whole.history] == [row["train_loss"] for row in free.history]
+    resumed = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=whole.checkpoint_folder)
+    assert resumed.virtual_seconds == whole.virtual_seconds
+
+
+def test_measured_updates_are_stored_and_run_again_as_they_are() -> None:
+    compute = {"measured": {}, "updates": "measured", "at_once": 2}
+    measured = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=compute)
+    found = Compute.parse(measured.compute)
+    assert found.kind == "fixed"
+    assert found.at_once == 1
+    assert {"AdamW", "SGD", "SGD with momentum", "other"} <= {name for name, _ in found.updates.speeds}
+    again = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=measured.compute)
+    assert again.virtual_seconds == measured.virtual_seconds
+
+
+def test_more_at_once_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one core four take four times as long; nobody else works then, as each would have a core to itself."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    ticks = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    assert seconds_of(lambda: None, at_once=4) == 4 * seconds_of(lambda: None)
+
+
+def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are cores; they are gone afterwards."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+
+    def work() -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    assert seconds_of(work, at_once=3) > 0
+    pids = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(pids) == 3
+    assert os.getpid() in pids
+    for pid in pids - {os.getpid()}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_codecs_are_tried_on_as_many_values_as_a_run_has() -> None:
+    """One part a rank for averages, all of them for the others, within bounds."""
+    tried = {name: number for name, number, _ in coding_trials(1_100_000, 4)}
+    assert tried["int8"] == 512**2
+    assert tried["demo"] == tried["sign"] == 1024**2 or tried["demo"] == 1088**2 == tried["sign"]
+    assert {number for _, number, _ in coding_trials(10, 4)} == {4096}
+
+
+def test_charges_hang_on_the_optimizer_alone() -> None:
+    """Whoever calls its step: the charge passes once for each, for all its parameters."""
+    spent: list[float] = []
+    parameters = [torch.nn.Parameter(torch.ones(10)), torch.nn.Parameter(torch.ones(5))]
+    parameters[0].grad = torch.ones(10)
+    optimizer = torch.optim.Adam(parameters)
+    charge_updates([optimizer], Updates((("Adam", 30),)), spent.append)
+    optimizer.step()
+    optimizer.step()
+    assert spent == [2.0, 2.0]
