@@ -97,7 +97,7 @@ def test_no_module_needs_itself() -> None:
 ROOMS = {
     "netsim": "files topology fluid weather collectives ranks face probe tools",
     "exogym_core": (
-        "names plain secret meeting_place successors communicator ranks data cost strategy results checkpoints "
+        "names plain meeting_place successors communicator ranks data cost strategy results checkpoints "
         "tasks training "
         "planning torch_backend app"
     ),

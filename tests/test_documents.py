@@ -10,8 +10,9 @@ import yaml
 from pydantic import Field
 
 from netsim.files import documents
-from netsim.files.documents import MAX_VALUES, Document, Mistake, Schema, parse_document, validate
+from netsim.files.documents import MAX_VALUES, Document, Schema, parse_document, validate
 from netsim.files.errors import InputError, UnknownNameError
+from netsim.files.problems import Mistake
 
 
 @pytest.mark.parametrize(

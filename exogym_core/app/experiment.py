@@ -20,7 +20,7 @@ from exogym_core.app.settings import Named, Settings, StrategySettings, yaml_tex
 from exogym_core.names import unique_labels
 from exogym_core.results.seal import code_folder_of, is_own
 from exogym_core.training.options import OPTIONS, TIMED, file_values
-from netsim.files.documents import Document, KeyPath, load_document, validate
+from netsim.files.documents import Document, load_document, validate
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.topology import Topology
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Compute
     from exogym_core.strategy import Strategy
     from exogym_core.tasks import Task
+    from netsim.files.problems import KeyPath
 
 __all__ = ["Experiment"]
 

@@ -10,11 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.documents import Document, KeyPath, Mistake, parse_document
+from netsim.files.documents import Document, parse_document
 from netsim.files.errors import InputError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from netsim.files.problems import KeyPath, Mistake
 
 __all__ = ["apply_overrides", "apply_values"]
 

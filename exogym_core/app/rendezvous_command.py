@@ -11,7 +11,7 @@ from exogym_core.app.common_options import debug_flag, plain_json
 from exogym_core.meeting_place import parse_address
 from exogym_core.names import visible_text
 from exogym_core.ranks.rendezvous.service import Meeting
-from exogym_core.secret import shared_secret
+from netsim.files.secret import shared_secret
 
 __all__ = ["rendezvous"]
 

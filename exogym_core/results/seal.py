@@ -12,8 +12,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.secret import user_secret
 from netsim.files.errors import InputError
+from netsim.files.secret import user_secret
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -147,7 +147,7 @@ class Strategy:
         self._update_skipped = False
         self._is_unscaled = False
 
-    # --- called by the node --------------------------------------------------------------------------------
+    # --- called by the loop --------------------------------------------------------------------------------
 
     def setup(
         self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None = None

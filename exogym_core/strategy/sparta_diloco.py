@@ -9,7 +9,8 @@ from exogym_core.strategy.chain import Chain
 from exogym_core.strategy.diloco import DiLoCoCommunicator
 from exogym_core.strategy.options.arguments import checked_options
 from exogym_core.strategy.options.diloco import DiLoCoOptions
-from exogym_core.strategy.sparta import SparseCommunicator, SpartaOptions
+from exogym_core.strategy.options.sparta import SpartaOptions
+from exogym_core.strategy.sparta import SparseCommunicator
 
 if TYPE_CHECKING:
     from exogym_core.strategy.options.optim import OptimizerLike

@@ -32,8 +32,6 @@ __all__ = [
     "MAX_FILE_BYTES",
     "MAX_VALUES",
     "Document",
-    "KeyPath",
-    "Mistake",
     "Schema",
     "load_document",
     "parse_document",

@@ -7,8 +7,9 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.documents import Document, KeyPath, Mistake, validate
+from netsim.files.documents import Document, validate
 from netsim.files.errors import InputError, unknown_name
+from netsim.files.problems import KeyPath, Mistake
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.protocol import Protocol
 from netsim.topology.schema import MAX_HOSTS, TopologyFile

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from netsim.files.documents import KeyPath
+    from netsim.files.problems import KeyPath
     from netsim.topology.graph import Host, Link
     from netsim.topology.schema import Direction, EventEntry, TopologyFile, TraceEntry
 

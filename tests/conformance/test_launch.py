@@ -23,8 +23,8 @@ from exogym_core.plain import packed, unpacked
 from exogym_core.ranks.gloo.ranks import launch_gloo
 from exogym_core.ranks.processes.children import Children, Pipe
 from exogym_core.ranks.torchrun.side_channel import SideChannel
-from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError, RankError
+from netsim.files.secret import shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

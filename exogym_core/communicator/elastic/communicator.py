@@ -25,8 +25,8 @@ from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Proces
 from exogym_core.communicator.handle import Traffic
 from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
-from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError
+from netsim.files.secret import shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -163,10 +163,6 @@ class SiteLink:
         self._on_row = on_row
         self.tell("watch")
 
-    def say_place(self, place: str) -> None:
-        """Where in its code this process is."""
-        self._pulse["place"] = place
-
     def send_rows(self) -> None:
         """Send the rows that have not been sent."""
         with self._sending:  # two threads do this, and rows stay in order

@@ -23,8 +23,8 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from exogym_core.communicator.gloo.sealed_store import SealedStore
 from exogym_core.communicator.gloo.wire import Wire
-from exogym_core.secret import shared_secret
 from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
+from netsim.files.secret import shared_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,7 +18,8 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Rendezvous, choose_backend
 from exogym_core.communicator.handle import Traffic
 from exogym_core.ranks.failures import told
-from exogym_core.ranks.processes.children import ChannelClosed, Children, Pipe
+from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
+from exogym_core.ranks.processes.children import Children
 from exogym_core.ranks.rng import RandomStates
 from netsim.files.errors import InputError, NetsimError, RankError
 from netsim.ranks.kernel import StampedRow

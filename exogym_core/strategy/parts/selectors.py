@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -41,11 +40,6 @@ class IndexSelector(ABC):
     def count(self, size: int) -> int:
         """How many of `size` values are chosen at a time: `p` of them, at least one."""
         return max(1, round(self.p * size))
-
-    @property
-    def num_partitions(self) -> int:
-        """In how many iterations a selector that goes through all values has visited each."""
-        return math.ceil(1 / self.p)
 
 
 class RandomIndexSelector(IndexSelector):
