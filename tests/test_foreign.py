@@ -92,6 +92,92 @@ def test_iperf3_and_ping_by_the_files_names(tmp_path: Path) -> None:
     assert max(net.loss) == pytest.approx(0.02)
 
 
+def test_iperf3_both_ways_in_one_run(tmp_path: Path) -> None:
+    """--bidir tells of the way back apart."""
+    run = iperf(300e6, 80_000)
+    run["start"]["test_start"]["bidir"] = 1
+    run["end"]["sum_sent_bidir_reverse"] = {"bits_per_second": 101e6, "retransmits": 3}
+    run["end"]["sum_received_bidir_reverse"] = {"bits_per_second": 100e6}
+    net = topology_of(tmp_path, {"a.json": run})
+    assert way(net, "10.0.0.1.0", "10.0.0.2.0")[0] == pytest.approx(300e6 * WIRE)
+    assert way(net, "10.0.0.2.0", "10.0.0.1.0")[0] == pytest.approx(100e6 * WIRE)
+
+
+def served(rate: float, client: str, *, reverse: int = 0) -> dict[str, Any]:
+    """The same as a server writes it: its own address is `local_host`."""
+    run = iperf(rate, 0, reverse=reverse)
+    run["start"]["accepted_connection"] = {"host": client, "port": 38_822}
+    run["start"]["connected"] = [{"local_host": "::ffff:10.0.0.2", "remote_host": f"::ffff:{client}"}]
+    run["end"]["streams"] = [{"receiver": {"bits_per_second": rate, "sender": False}}]
+    return run
+
+
+def test_iperf3_of_a_server_and_as_a_stream_of_events(tmp_path: Path) -> None:
+    """A server's file has run after run, seen from the other side; --json-stream has an event a line."""
+    both = (
+        json.dumps(served(300e6, "10.0.0.1"), indent=1)
+        + "\n"
+        + json.dumps(served(50e6, "10.0.0.3", reverse=1))
+    )
+    run = iperf(200e6, 60_000)
+    run["start"]["connected"] = [{"local_host": "10.0.0.1", "remote_host": "10.0.0.3"}]
+    events = "\n".join(json.dumps({"event": name, "data": run[name]}) for name in ("start", "end"))
+    pings = "from,to,rtt\n10.0.0.1,10.0.0.2,80 ms\n10.0.0.2,10.0.0.3,20 ms\n"
+    net = topology_of(tmp_path, {"server.json": both, "events.json": events, "rtt.csv": pings})
+    assert way(net, "10.0.0.1.0", "10.0.0.2.0") == pytest.approx((300e6 * WIRE, 0.04))
+    assert way(net, "10.0.0.2.0", "10.0.0.3.0") == pytest.approx((50e6 * WIRE, 0.01))
+    assert way(net, "10.0.0.1.0", "10.0.0.3.0") == pytest.approx((200e6 * WIRE, 0.03))
+
+
+BUSYBOX = """PING 192.0.2.7 (192.0.2.7): 56 data bytes
+64 bytes from 192.0.2.7: seq=0 ttl=50 time=80.240 ms
+
+--- 192.0.2.7 ping statistics ---
+20 packets transmitted, 20 packets received, 0% packet loss
+round-trip min/avg/max = 80.000/80.400/81.100 ms
+"""
+MACOS = """PING 192.0.2.7 (192.0.2.7): 56 data bytes
+--- 192.0.2.7 ping statistics ---
+20 packets transmitted, 19 packets received, 5.0% packet loss
+round-trip min/avg/max/stddev = 80.000/81.000/84.000/1.200 ms
+"""
+WINDOWS = """
+Pinging 192.0.2.7 with 32 bytes of data:
+Reply from 192.0.2.7: bytes=32 time=80ms TTL=50
+
+Ping statistics for 192.0.2.7:
+    Packets: Sent = 20, Received = 19, Lost = 1 (5% loss),
+Approximate round trip times in milli-seconds:
+    Minimum = 80ms, Maximum = 82ms, Average = 80ms
+"""
+
+
+@pytest.mark.parametrize(("text", "loss"), [(BUSYBOX, 0.0), (MACOS, 0.05), (WINDOWS, 0.05)])
+def test_pings_of_other_systems(text: str, loss: float, tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {"ping.txt": text}, bits_per_second=1e9)
+    assert way(net, "here.0", "192.0.2.7.0")[1] == pytest.approx(0.04)
+    assert max(net.loss) == pytest.approx(loss)
+
+
+def test_skyplanes_tables_as_they_are(tmp_path: Path) -> None:
+    """Its latencies have other columns than its throughputs, rows of what was not measured, and both tiers."""
+    head = "src_region,src_tier,src_instance_class,dst_region,dst_tier,dst_instance_class,"
+    trips = (
+        f"{head}min_rtt,avg_rtt,max_rtt,mdev_rtt\n"
+        "gcp:us-east1-b,PREMIUM,n2-standard-4,gcp:us-west1-a,PREMIUM,n2-standard-4,,,,\n"
+        "azure:uksouth,PREMIUM,Standard_D2_v3,aws:eu-south-1,STANDARD,m5.large,9,9.2,9.3,0.1\n"
+        "azure:uksouth,PREMIUM,Standard_D2_v3,aws:eu-south-1,PREMIUM,m5.large,29.8,30,31,0.1\n"
+    )
+    rates = (
+        f"{head}iperf3_connections,iperf3_runtime,tag,throughput_sent,throughput_recieved,cpu_utilization,success\n"
+        "azure:uksouth,PREMIUM,D32,aws:eu-south-1,PREMIUM,m5,64,5,x,9307217192.5,9043348420.7,14.9,True\n"
+        "azure:uksouth,PREMIUM,D32,aws:eu-south-1,STANDARD,m5,64,5,x,19307217192.5,19043348420.7,14.9,True\n"
+    )
+    net = topology_of(tmp_path, {"latency.csv": trips, "throughput.csv": rates})
+    assert [host.name for host in net.hosts] == ["aws-eu-south-1.0", "azure-uksouth.0"]
+    assert way(net, "azure-uksouth.0", "aws-eu-south-1.0") == pytest.approx((9043348420.7 * WIRE, 0.015))
+
+
 PLAIN = """from,to,rtt,throughput,loss
 us,eu,80 ms,1.2 Gbit/s,0.1 %
 eu,us,82 ms,800 Mbit/s,
@@ -206,6 +292,15 @@ def test_graphs_with_coordinates(name: str, text: str, tmp_path: Path) -> None:
     assert "latency assumed" in drafted
 
 
+def test_a_graph_with_parallel_links_that_does_not_say_so(tmp_path: Path) -> None:
+    """As some of the Topology Zoo's GML files have them: their rates are added up."""
+    double = GML.replace(
+        "edge [ source 0", "edge [ source 0 target 1 LinkSpeedRaw 2500000000.0 ]\n  edge [ source 0", 1
+    )
+    net = topology_of(tmp_path, {"zoo.gml": double}, bits_per_second=1e9, latency_seconds=0.003)
+    assert way(net, "New-York-NY", "London")[0] == 12.5e9
+
+
 ASTRA = "topology: [ Ring, Switch ]\nnpus_count: [ 3, 2 ]\nbandwidth: [ 100.0, 12.5 ]\nlatency: [ 500.0, 1000.0 ]\n"
 
 
@@ -213,8 +308,9 @@ def test_astra_sims_dimensions(tmp_path: Path) -> None:
     net = topology_of(tmp_path, {"net.yml": ASTRA})
     assert len(net.hosts) == 6
     assert len(net.routers) == 3  # a switch for each place in the ring
-    assert way(net, "npu0", "npu1") == pytest.approx((800e9, 500e-9))
-    assert way(net, "npu0", "npu3") == pytest.approx((100e9, 2000e-9))
+    # Its gigabytes are 2^30 bytes.
+    assert way(net, "npu0", "npu1") == pytest.approx((100 * 2**33, 500e-9))
+    assert way(net, "npu0", "npu3") == pytest.approx((12.5 * 2**33, 2000e-9))
 
 
 def exported(topology: Topology, form: str, folder: Path) -> str:
@@ -229,7 +325,9 @@ def exported(topology: Topology, form: str, folder: Path) -> str:
 def test_astra_sim_there_and_back(block: str, tmp_path: Path) -> None:
     text = f"topology: [ {block} ]\nnpus_count: [ 5 ]\nbandwidth: [ 50.0 ]\nlatency: [ 700.0 ]\n"
     net = topology_of(tmp_path, {"net.yml": text})
-    assert exported(net, "astra-sim", tmp_path).replace("  # GB/s", "").replace("  # ns", "") == text
+    assert (
+        exported(net, "astra-sim", tmp_path).replace("  # GB/s, 2^30 bytes", "").replace("  # ns", "") == text
+    )
 
 
 @pytest.mark.parametrize("name", ["wan-4-regions", "home-broadband", "two-datacenters", "wan-10-regions"])
@@ -273,6 +371,48 @@ def test_simgrids_own_kinds_of_platforms(tmp_path: Path) -> None:
     assert way(cluster, "node-0.org", "node-7.org") == pytest.approx((10e9, 50e-6))
 
 
+SHARED = """<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "http://simgrid.gforge.inria.fr/simgrid/simgrid.dtd">
+<platform version="4"><AS id="AS0" routing="Full">
+<host id="Tremblay" speed="98.095Mf"/><host id="Jupiter" speed="76.296Mf"/><host id="Fafard" speed="76.296Mf"/>
+<link id="9" bandwidth="7.20975MBps" latency="1.461517ms"/><link id="4" bandwidth="10.099625MBps" latency="479.78us"/>
+<link id="loopback" bandwidth="498MBps" latency="15us" sharing_policy="FATPIPE"/>
+<route src="Tremblay" dst="Tremblay"><link_ctn id="loopback"/></route>
+<route src="Tremblay" dst="Jupiter"><link_ctn id="9"/></route>
+<route src="Tremblay" dst="Fafard"><link_ctn id="4"/></route>
+<route src="Jupiter" dst="Fafard"><link_ctn id="9"/><link_ctn id="4"/></route>
+</AS></platform>
+"""
+
+
+def test_simgrids_links_without_ends_are_shared_as_there(tmp_path: Path) -> None:
+    """Its own small platforms: who goes over the same links, whichever way, has them together."""
+    net = topology_of(tmp_path, {"small_platform.xml": SHARED})
+    assert way(net, "Tremblay", "Jupiter") == pytest.approx((7.20975e6 * 8, 1.461517e-3))
+    assert way(net, "Jupiter", "Fafard") == pytest.approx((7.20975e6 * 8, 1.461517e-3 + 479.78e-6))
+    assert way(net, "Fafard", "Jupiter") == way(net, "Jupiter", "Fafard")
+    routes = {
+        (one, other): set(net.route(net.host_index(one), net.host_index(other)))
+        for one, other in itertools.permutations(("Tremblay", "Jupiter", "Fafard"), 2)
+    }
+    limits = {index for index, link in enumerate(net.links) if link.bits_per_second < 1e9}
+    assert routes["Jupiter", "Fafard"] & limits == routes["Fafard", "Jupiter"] & limits
+    assert len(routes["Jupiter", "Fafard"] & routes["Tremblay", "Jupiter"] & limits) == 1
+
+
+def test_simgrids_links_that_are_split_by_direction(tmp_path: Path) -> None:
+    split = SHARED.replace(
+        'latency="1.461517ms"/>', 'latency="1.461517ms" sharing_policy="SPLITDUPLEX"/>'
+    ).replace('<link_ctn id="9"/>', '<link_ctn id="9" direction="UP"/>')
+    net = topology_of(tmp_path, {"split.xml": split})
+    there, back = (
+        set(net.route(net.host_index(one), net.host_index(other)))
+        for one, other in (("Tremblay", "Jupiter"), ("Jupiter", "Tremblay"))
+    )
+    assert way(net, "Tremblay", "Jupiter") == way(net, "Jupiter", "Tremblay")
+    assert not there & back
+
+
 def test_scripts_of_tc_shape_what_the_routes_say(tmp_path: Path) -> None:
     """Syntax by the shell itself; rates, delays and losses by the routes."""
     out = tmp_path / "scripts"
@@ -313,6 +453,32 @@ BOMB = """<?xml version="1.0"?>
         ({"x.json": "{"}, "x.json: is no JSON"),
         ({"x.json": {"a": 1}}, "x.json: no table of ways was found"),
         ({"x.json": {"start": {}, "error": "unable to connect"}}, "x.json: iperf3 failed: unable to connect"),
+        (
+            {"x.json": {"start": {"test_start": {"protocol": "UDP"}, "connected": []}, "end": {}}},
+            "x.json: a run with UDP: measure with TCP, as training does",
+        ),
+        (
+            {
+                "us--eu.txt": "PING eu (192.0.2.7)\n5 packets transmitted, 0 received, 100% packet loss, time 4ms\n"
+            },
+            "us--eu.txt: nothing came back of this ping",
+        ),
+        (
+            {"x.xml": CLUSTER.replace("speed=", 'topology="TORUS" speed=')},
+            "x.xml: a cluster that is a TORUS: only flat ones are read",
+        ),
+        (
+            {"x.xml": SHARED.replace('"Full"', '"Floyd"')},
+            "x.xml: routing 'Floyd': only zones with full routing",
+        ),
+        (
+            {
+                "x.xml": SHARED.replace(
+                    '<route src="Jupiter" dst="Fafard">', '<route src="Jupiter" dst="Tremblay">'
+                )
+            },
+            "x.xml: no route from 'Jupiter' to 'Fafard': full routing tells of every two hosts",
+        ),
         ({"x.json": {"start": {}, "end": {}}}, "x.json: is no finished TCP run of iperf3 -J"),
         ({"x.csv": "from,to,rtt\na,b,80\n"}, "x.csv:2: column rtt: expected a time such as"),
         (

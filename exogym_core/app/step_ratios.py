@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from exogym_core.names import visible
-from exogym_core.planning.advise import Ratio
+from exogym_core.planning.step_ratio import Ratio
 from exogym_core.results.record import RunFolder
 from netsim.files.errors import InputError
 

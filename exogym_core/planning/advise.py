@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.ring_order import ring_orders
 from exogym_core.planning.search import climbed
+from exogym_core.planning.step_ratio import Ratio, law_ratio
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["CANDIDATES", "SEARCHED", "Ratio", "advise", "candidates"]
+__all__ = ["CANDIDATES", "SEARCHED", "advise", "candidates"]
 
 _STREAMS = (8, 64)
 _MOST_IN_SITES = 16  # ranks of which every step is simulated, since those of a site meet in each
@@ -47,21 +48,6 @@ CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
 )
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times the steps of the best a strategy needed to a loss, in runs of the user's.
-
-    Attributes:
-        mean, low, high: of the ratio; low and high over the runs' seeds, alike where there was one.
-        source: which runs, and which loss.
-    """
-
-    mean: float
-    low: float
-    high: float
-    source: str
-
-
 def advise(
     setting: Setting,
     ratios: Mapping[str, Ratio] | None = None,
@@ -73,7 +59,8 @@ def advise(
 
     Args:
         setting: with `tokens`.
-        ratios: steps to the same loss by strategy; their days are multiplied with the mean.
+        ratios: steps to the same loss by strategy; their days are multiplied with the mean. Without one for any of
+            them, DiLoCo's published scaling law is applied to those of which it speaks.
         on_row: called when another candidate has been planned.
 
     Returns:
@@ -99,14 +86,7 @@ def advise(
     explained = _explained(rows)
     rows += _smaller(best, setting)
     for row in rows:
-        ratio = (ratios or {}).get(row["strategy"])
-        low, mean, high = (ratio.low, ratio.mean, ratio.high) if ratio else (1.0, 1.0, 1.0)
-        days = row["days"]
-        row |= {"days": days * mean, "days_low": days * low, "days_high": days * high}
-        row["worker_hours"] *= mean
-        row["cost"] = None if row["cost"] is None else row["cost"] * mean
-        row["cost_by"] = {of: None if part is None else part * mean for of, part in row["cost_by"].items()}
-        row["steps_ratio"] = vars(ratio) if ratio else None
+        _apply(_ratio_of(row, setting, ratios), row)
     rows.sort(key=_place)
     _mark_front(rows)
     payload = 4 * setting.model.num_parameters
@@ -133,6 +113,25 @@ def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
         and setting.num_ranks <= _MOST_IN_SITES
     ):
         yield "DiLoCo", {"H": 30, "codec": "int8", "ranks_per_worker": size}
+
+
+def _ratio_of(row: Mapping[str, Any], setting: Setting, ratios: Mapping[str, Ratio] | None) -> Ratio | None:
+    """By the user's runs where there are any, else by the published law."""
+    if ratios:
+        return ratios.get(row["strategy"])
+    workers = row["workers"] // row["options"].get("ranks_per_worker", 1)
+    return law_ratio(row["strategy"], row["options"], setting.model.num_parameters, workers, setting.tokens)
+
+
+def _apply(ratio: Ratio | None, row: dict[str, Any]) -> None:
+    """Days and money of a row, and their range, by how many steps it needs."""
+    low, mean, high = (ratio.low, ratio.mean, ratio.high) if ratio else (1.0, 1.0, 1.0)
+    days = row["days"]
+    row |= {"days": days * mean, "days_low": days * low, "days_high": days * high}
+    row["worker_hours"] *= mean
+    row["cost"] = None if row["cost"] is None else row["cost"] * mean
+    row["cost_by"] = {of: None if part is None else part * mean for of, part in row["cost_by"].items()}
+    row["steps_ratio"] = vars(ratio) if ratio else None
 
 
 def _searched(rows: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
@@ -256,24 +255,47 @@ def _mark_front(rows: Sequence[dict[str, Any]]) -> None:
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
     told = [
         "the loss at this scale: strategies are ranked by time to the same number of tokens, as if each needed as "
-        "many steps to a loss",
-        "DiLoCo's scaling law, L(N, M) = A N^alpha M^beta for N parameters and M workers (Charles et al., arXiv "
-        "2503.09799), is not applied: its fitted constants were not found in a source that could be read; --runs "
-        "applies steps of a run of yours",
-        "what lost workers, weather and other people's traffic cost, unless the topology has them",
+        "many steps to a loss, but for the ratios named here"
     ]
-    for name, ratio in (ratios or {}).items():
-        told.append(
-            f"{name}: {ratio.mean:.2f} times the steps ({ratio.low:.2f} to {ratio.high:.2f}) by {ratio.source}; "
-            "measured on a small model, and applied as it is"
-        )
+    told += _told_ratios(rows, ratios) if ratios else _told_law(rows)
+    told.append("what lost workers, weather and other people's traffic cost, unless the topology has them")
     if any(row["fits"] is False for row in rows):
         told.append(
             "how states that do not fit are sharded or offloaded: such rows are ranked last, and their times take "
             "them to fit"
         )
     told.append("what activations take of a device's memory: weights, gradients and states are counted")
-    missing = sorted({row["strategy"] for row in rows} - set(ratios or {})) if ratios else []
-    if missing:
-        told.append(f"no ratio of steps for {', '.join(missing)}: taken as 1")
+    return told
+
+
+def _told_ratios(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
+    told = [
+        f"{name}: {ratio.mean:.2f} times the steps ({ratio.low:.2f} to {ratio.high:.2f}) by {ratio.source}; "
+        "measured on a small model, and applied as it is"
+        for name, ratio in ratios.items()
+    ]
+    missing = sorted({row["strategy"] for row in rows} - set(ratios))
+    return told + ([f"no ratio of steps for {', '.join(missing)}: taken as 1"] if missing else [])
+
+
+def _told_law(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The law's ratios, one for each number of workers, as its plainest row has it; else that it says nothing."""
+    lawful = [row for row in rows if row["steps_ratio"] is not None]
+    if not lawful:
+        return [
+            "DiLoCo's scaling law (arXiv 2503.09799) is for 35M to 10B parameters, up to 8 workers, H from 30 to 300 "
+            "and 10 to 320 tokens a parameter: it is not applied here; --runs applies steps of a run of yours"
+        ]
+    plainest: dict[float, Mapping[str, Any]] = {}
+    for row in sorted(lawful, key=lambda row: len(row["steps_ratio"]["source"])):
+        plainest.setdefault(row["steps_ratio"]["mean"], row["steps_ratio"])
+    told = [
+        f"DiLoCo and StreamingDiLoCo: {ratio['mean']:.2f} times data-parallel's steps ({ratio['low']:.2f} to "
+        f"{ratio['high']:.2f}) by {ratio['source']}"
+        for ratio in plainest.values()
+    ]
+    told.append(
+        "what longer rounds than H = 30, codecs and fragments add to that ratio (the law has none of them), and that "
+        "of every other strategy, taken as 1; --runs applies steps of a run of yours"
+    )
     return told

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.measure import Measured
 from exogym_core.planning.networks import is_wan, with_links
+from exogym_core.planning.step_ratio import law_ratio
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -40,7 +41,25 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
         label: its name in results; its class's if None.
     """
     measured = Measured(strategy, setting, label)
-    return replace(measured.plan, limit=_limit(measured, setting))
+    return replace(
+        measured.plan,
+        limit=_limit(measured, setting),
+        remarks=(*measured.plan.remarks, *_of_the_law(strategy, setting)),
+    )
+
+
+def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
+    """How many steps DiLoCo's published law takes it to need, where that law speaks of it."""
+    workers = setting.num_ranks // (strategy.arguments.get("ranks_per_worker") or 1)
+    options = {name: value for name, value in strategy.arguments.items() if value not in (None, "fp32")}
+    name = type(strategy).__name__.removesuffix("Strategy")
+    ratio = law_ratio(name, options, setting.model.num_parameters, workers, setting.tokens)
+    if ratio is None:
+        return ()
+    return (
+        f"to the same loss it needs {ratio.mean:.2f} times data-parallel's steps ({ratio.low:.2f} to "
+        f"{ratio.high:.2f}) by {ratio.source}; days are to the tokens, without it",
+    )
 
 
 def _limit(of: Measured, setting: Setting) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 topology: [ Ring, Switch ]      # a building block a dimension
 npus_count: [ 4, 2 ]            # their product is the number of NPUs
-bandwidth: [ 100.0, 50.0 ]      # GB/s a link
+bandwidth: [ 100.0, 50.0 ]      # GB/s a link; ASTRA-sim's GB are 2^30 bytes (bw_GBps_to_Bpns in its source)
 latency: [ 500.0, 1000.0 ]      # ns a link
 """
 
@@ -23,6 +23,7 @@ __all__ = ["is_astrasim", "read_astrasim", "write_astrasim"]
 
 _BLOCKS = ("FullyConnected", "Ring", "Switch")
 _MOST_NPUS = 4096
+_GB_BITS = 8 * 2**30
 
 
 def is_astrasim(data: object) -> TypeGuard[dict[str, Any]]:
@@ -49,7 +50,7 @@ def read_astrasim(path: str | Path, data: dict[str, Any]) -> Draft:
     names = {at: f"npu{number}" for number, at in enumerate(_places(counts))}
     draft.hosts = list(names.values())
     for dim, (block, count) in enumerate(zip(blocks, counts, strict=True)):
-        figures = (rates[dim] * 8e9, latencies[dim] * 1e-9, f"dimension {dim}, {block}")
+        figures = (rates[dim] * _GB_BITS, latencies[dim] * 1e-9, f"dimension {dim}, {block}")
         groups = sorted({(*at[:dim], 0, *at[dim + 1 :]) for at in names})
         for number, base in enumerate(groups):
             members = [names[(*base[:dim], index, *base[dim + 1 :])] for index in range(count)]
@@ -121,7 +122,8 @@ def write_astrasim(topology: Topology) -> str:
             "export as simgrid, or give each region a topology of its own"
         )
     ((bits_per_second, seconds),) = figures
+    gigabytes = float(f"{bits_per_second / _GB_BITS:.8g}")  # as many digits as topology files keep
     return (
         f"topology: [ {block} ]\nnpus_count: [ {num} ]\n"
-        f"bandwidth: [ {bits_per_second / 8e9!r} ]  # GB/s\nlatency: [ {seconds * 1e9!r} ]  # ns\n"
+        f"bandwidth: [ {gigabytes!r} ]  # GB/s, 2^30 bytes\nlatency: [ {seconds * 1e9!r} ]  # ns\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> Draft:
     name = Path(path).stem
     try:
         if Path(path).suffix.lower() == ".gml":
-            graph = nx.parse_gml(text.splitlines(), label="id")
+            graph = _parsed_gml(text)
         else:
             refuse_definitions(path, text)
             graph = nx.parse_graphml(text)
@@ -81,6 +82,18 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> Draft:
         "Latencies marked as estimated are great-circle distances at 200,000 km/s; cables are longer."
     )
     return draft
+
+
+def _parsed_gml(text: str) -> Any:
+    """The Topology Zoo's files have parallel edges without saying so, which the format asks for."""
+    try:
+        return nx.parse_gml(text.splitlines(), label="id")
+    except nx.NetworkXError as error:
+        if "is duplicated" not in str(error):
+            raise
+    return nx.parse_gml(
+        re.sub(r"graph\s*\[", "graph [ multigraph 1 ", text, count=1).splitlines(), label="id"
+    )
 
 
 def _is_single(graph: Any, node: Any) -> bool:

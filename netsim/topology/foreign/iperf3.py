@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["ends_by_name", "is_iperf3", "is_ping", "parsed_json", "read_iperf3", "read_ping"]
 
 _STATISTICS = re.compile(
-    r"(?:rtt|round-trip) min/avg/max/(?:mdev|stddev) = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)"
+    r"(?:rtt|round-trip) min/avg/max(?:/mdev|/stddev)? = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)[/ ]"
 )
-_LOST = re.compile(r"(\d+(?:\.\d*)?)% packet loss")
-_PINGED = re.compile(r"^PING (\S+)", re.MULTILINE)
+_WINDOWS = re.compile(r"Minimum = (\d+)ms, Maximum = \d+ms, Average = (\d+)ms")
+_LOST = re.compile(r"(\d+(?:\.\d*)?)% (?:packet )?loss")
+_PINGED = re.compile(r"^P(?:ING|inging) ([^\s:]+)", re.MULTILINE)
 
 
 def ends_by_name(path: str | Path) -> tuple[str, str] | None:
@@ -38,18 +39,23 @@ def is_iperf3(data: object) -> bool:
 
 
 def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
-    """One run: goodput as the receiver counted it, and the least round trip that the sender saw.
+    """One run, of a client or a server: goodput as the receiver counted it, and the least round trip that was seen.
 
-    Raises InputError for a run that failed, or that lacks these.
+    A run both ways (`--bidir`) tells of both. Raises InputError for a run that failed, was UDP, or lacks these.
     """
     if data.get("error"):
         raise InputError(f"{path}: iperf3 failed: {printable(data['error'])}")
     try:
         start, end = data["start"], data["end"]
         test, connected = start["test_start"], start["connected"]
+        if test.get("protocol", "TCP") != "TCP":
+            raise InputError(
+                f"{path}: a run with {printable(test['protocol'])}: measure with TCP, as training does"
+            )
         local, remote = connected[0]["local_host"], connected[0]["remote_host"]
-        received = float(end["sum_received"]["bits_per_second"])
-        retransmits = end.get("sum_sent", {}).get("retransmits")
+        ways = [_way_of(end, "")]
+        if test.get("bidir"):
+            ways.append(_way_of(end, "_bidir_reverse"))
         streams = int(test.get("num_streams", len(connected)))
         when = start.get("timestamp", {}).get("time", "")
         trips = [
@@ -63,31 +69,58 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
         raise InputError(
             f"{path}: is no finished TCP run of iperf3 -J: {error!r} is missing or wrong"
         ) from None
-    named = ends_by_name(path)
-    one, other = named if named is not None else (str(local), str(remote))
-    if test.get("reverse"):
-        one, other = other, one
-    lost = f", {retransmits} retransmits" if retransmits is not None else ""
-    pairs.add(
-        one,
-        other,
-        bits_per_second=received,
-        rtt_seconds=min(trips) * 1e-6 if trips else None,
-        note=f"iperf3 with {streams} stream{'s' if streams > 1 else ''}{lost}",
-    )
+    ends = ends_by_name(path) or (_address(local), _address(remote))
+    is_server = "accepted_connection" in start
+    # A file's name says from where the client ran; addresses are those of the host that wrote the file.
+    if bool(test.get("reverse")) != (is_server and ends_by_name(path) is None):
+        ends = ends[::-1]
+    for (one, other), (received, retransmits) in zip((ends, ends[::-1]), ways, strict=False):
+        lost = f", {retransmits} retransmits" if retransmits is not None else ""
+        pairs.add(
+            one,
+            other,
+            bits_per_second=received,
+            rtt_seconds=min(trips) * 1e-6 if trips else None,
+            note=f"iperf3 with {streams} stream{'s' if streams > 1 else ''}{lost}",
+        )
     pairs.sources.append(f"{Path(path).name}: iperf3{f', {when}' if when else ''}.")
 
 
+def _way_of(end: dict[str, Any], suffix: str) -> tuple[float, int | None]:
+    """Goodput that arrived, and segments sent again; a server's file may know only what was sent."""
+    received = float(end[f"sum_received{suffix}"]["bits_per_second"])
+    sent = end.get(f"sum_sent{suffix}", {})
+    return received or float(sent.get("bits_per_second", 0.0)), sent.get("retransmits")
+
+
+def _address(host: object) -> str:
+    """Without the prefix of an IPv4 address that a socket of IPv6 tells."""
+    return str(host).removeprefix("::ffff:")
+
+
 def is_ping(text: str) -> bool:
-    """Whether text is what ping prints."""
-    return _STATISTICS.search(text) is not None
+    """Whether text is what ping prints, of Linux, BusyBox, macOS or Windows (in English)."""
+    return _trips(text) is not None or _LOST.search(text) is not None
+
+
+def _trips(text: str) -> tuple[float, float] | None:
+    """The least and the mean round trip in ms."""
+    found = _STATISTICS.search(text)
+    if found is not None:
+        return float(found.group(1)), float(found.group(2))
+    found = _WINDOWS.search(text)
+    return None if found is None else (float(found.group(1)), float(found.group(2)))
 
 
 def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
-    """The least round trip, and the share that was lost. From `here`, unless the file is called FROM--TO.txt."""
-    found = _STATISTICS.search(text)
+    """The least round trip, and the share that was lost. From `here`, unless the file is called FROM--TO.txt.
+
+    Raises InputError where nothing came back, or it is not known from where.
+    """
+    trips = _trips(text)
+    if trips is None:
+        raise InputError(f"{path}: nothing came back of this ping: measure again, or leave the file out")
     pinged = _PINGED.search(text)
-    assert found is not None
     named = ends_by_name(path)
     if named is None and pinged is None:
         raise InputError(f"{path}: it does not say what was pinged: call the file FROM--TO.txt")
@@ -96,16 +129,30 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
     pairs.add(
         one,
         other,
-        rtt_seconds=float(found.group(1)) * 1e-3,
+        rtt_seconds=trips[0] * 1e-3,
         loss=float(lost.group(1)) / 100 if lost is not None and float(lost.group(1)) < 100 else None,
-        note=f"ping, {found.group(2)} ms in the mean",
+        note=f"ping, {trips[1]:g} ms in the mean",
     )
     pairs.sources.append(f"{Path(path).name}: ping.")
 
 
-def parsed_json(path: str | Path, text: str) -> Any:
-    """JSON, or InputError with the place of the mistake."""
+def parsed_json(path: str | Path, text: str) -> list[Any]:
+    """JSON, or several of it one after the other, as an iperf3 server writes them; else InputError with the place.
+
+    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it tells of.
+    """
     try:
-        return json.loads(text)
+        return [json.loads(text)]
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no JSON: {error}") from None
+        told = f"{path}: is no JSON: {error}"
+    documents, at, decoder = [], 0, json.JSONDecoder()
+    try:
+        while text[at:].strip():
+            at += len(text[at:]) - len(text[at:].lstrip())
+            document, at = decoder.raw_decode(text, at)
+            documents.append(document)
+    except (ValueError, RecursionError):
+        raise InputError(told) from None
+    if all(isinstance(document, dict) and "event" in document for document in documents):
+        return [{document["event"]: document.get("data") for document in documents}]
+    return documents

@@ -13,7 +13,8 @@ Plain, as a square: the first cell says what the cells are:
 
 CloudPing: `[{"region": ..., "averages": [{"regionTo": ..., "average": ms}]}]`, or `{"data": {from: {to: ms}}}`.
 WonderNetwork: CSV with source, destination, timestamp, min, avg, max, mdev (ms), and its list of servers (id, name).
-Skyplane: CSV with src_region, dst_region, src_tier, dst_tier, throughput_sent, throughput_recieved (bit/s).
+Skyplane: CSV with src_region, dst_region, src_tier, dst_tier, and throughput_sent, throughput_recieved (bit/s), or
+avg_rtt (ms) in its table of latencies; ways of which an end is not of the premium tier are left out.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[str], float]]] = {
     "latency": ("rtt_seconds", lambda text: 2 * parse_seconds(text)),
     "latency_ms": ("rtt_seconds", _scaled(2e-3)),
     "avg": ("rtt_seconds", _scaled(1e-3)),
+    "avg_rtt": ("rtt_seconds", _scaled(1e-3)),
     "throughput": ("bits_per_second", parse_bits_per_second),
     "bandwidth": ("bits_per_second", parse_bits_per_second),
     "throughput_mbit_s": ("bits_per_second", _scaled(1e6)),
@@ -124,7 +126,7 @@ def _read_rows(
             " (or a first cell such as 'rtt ms' for a square)"
         )
     for number, row in rows:
-        if row.get("src_tier", row.get("dst_tier", "PREMIUM")).upper() not in ("PREMIUM", ""):
+        if any(row.get(tier, "").upper() not in ("PREMIUM", "") for tier in ("src_tier", "dst_tier")):
             continue
         source, target = row.get(source_key, ""), row.get(target_key, "")
         source, target = servers.get(source, source), servers.get(target, target)
@@ -135,7 +137,7 @@ def _read_rows(
             kind, read = _COLUMNS[name]
             if kind not in found and row.get(name, "") not in ("", "nan"):
                 found[kind] = _value(f"{path}:{number}: column {name}", read, row[name])
-        if source != target:
+        if source != target and found:  # skyplane's tables have rows of what could not be measured
             pairs.add(source, target, **found)  # type: ignore[arg-type]
 
 

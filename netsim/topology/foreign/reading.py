@@ -70,11 +70,11 @@ def _described(path: Path, text: str, assumed: Assumed) -> Draft | None:
 
 def _measured(path: Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
     if text.lstrip().startswith(("{", "[")):
-        data = parsed_json(path, text)
-        if is_iperf3(data):
-            read_iperf3(path, data, pairs)
-        else:
-            read_json(path, data, pairs)
+        for data in parsed_json(path, text):
+            if is_iperf3(data):
+                read_iperf3(path, data, pairs)
+            else:
+                read_json(path, data, pairs)
     elif is_ping(text):
         read_ping(path, text, pairs)
     else:

@@ -1,12 +1,14 @@
 """SimGrid's platform files: one zone with full routing, and clusters without a backbone.
 
 Links of SimGrid have no ends, only routes that lead over them. Ours are written as `a->b`, which names both; such files
-are read back as they were. Of others those are read whose routes have one link (from host to host) or two (of
-which each is one host's own: a star).
+are read back as they were. Of others, routes of one link lead from host to host, and such of two of which each is one
+host's own make a star. Elsewhere each link becomes one between two routers of its own, over which routes lead as told:
+what share it in SimGrid share it here, in both directions together.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +44,11 @@ _RATES = {
 }
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12, "m": 60.0, "h": 3600.0}
 _MOST_ROUTES = 1_000_000
+_MUCH_WIDER = 1000.0  # than the widest link: a joint between links, which limits nothing
+_OTHER_WAY = {"UP": "DOWN", "DOWN": "UP"}
 
 _Figures = tuple[float, float]  # bits per second, seconds
+_Route = tuple[str, str, list[str]]
 
 
 def write_simgrid(topology: Topology) -> str:
@@ -97,19 +102,32 @@ def read_simgrid(path: str | Path, text: str) -> Draft:
                 f"{path}: {len(clusters)} clusters and their zones' routes: only one cluster is read"
             )
         return draft
-    links = {_text(path, link, "id"): (link, _figures(path, link)) for link in root.iter("link")}
+    for zone in (*root.iter("zone"), *root.iter("AS")):
+        if zone.get("routing", "Full").lower() not in ("full", "none"):
+            raise InputError(
+                f"{path}: routing {zone.get('routing')!r}: only zones with full routing are read"
+            )
+    if next(root.iter("zoneRoute"), next(root.iter("ASroute"), None)) is not None:
+        raise InputError(f"{path}: zones with routes between them: only one zone is read")
+    links = _links(path, root)
     routes = _routes(path, root)
     if not hosts or not routes or clusters:
         raise InputError(f"{path}: expected a zone with full routing (hosts, links, routes), or one cluster")
     if len(set(hosts)) < len(hosts):
         raise InputError(f"{path}: two hosts have one id: give each its own")
-    figures = {name: figure for name, (_, figure) in links.items()}
+    figures = links
     for src, dst, steps in routes:
         for end in {src, dst} - set(hosts):
             raise InputError(f"{path}: a route begins or ends at host {end!r}, which is not there")
         for step in steps:
             if step not in figures:
                 raise InputError(f"{path}: a route goes over link {step!r}, which is not there")
+    told = {(src, dst) for src, dst, _ in routes}
+    for src, dst in itertools.permutations(hosts, 2):
+        if (src, dst) not in told:
+            raise InputError(
+                f"{path}: no route from {src!r} to {dst!r}: full routing tells of every two hosts"
+            )
     draft.hosts = list(hosts)
     named = [name.split("->") for name in figures]
     if all(len(ends) == 2 for ends in named):
@@ -123,37 +141,61 @@ def read_simgrid(path: str | Path, text: str) -> Draft:
     return draft
 
 
-def _from_routes(
-    path: str | Path, draft: Draft, routes: list[tuple[str, str, list[str]]], figures: dict[str, _Figures]
-) -> None:
+def _from_routes(path: str | Path, draft: Draft, routes: list[_Route], figures: dict[str, _Figures]) -> None:
     """Ends of links by the routes over them."""
     taken: dict[str, str] = {}
     draft.hosts = [safe_name(host, taken) for host in draft.hosts]
     lengths = {len(steps) for _, _, steps in routes}
-    ways: dict[tuple[str, str], _Figures] = {}
+    own = _star(routes) if lengths == {2} else None
     if lengths == {1}:
-        for src, dst, (step,) in routes:
-            ways[taken[src], taken[dst]] = figures[step]
+        ways = {(taken[src], taken[dst]): figures[step] for src, dst, (step,) in routes}
         draft.are_ends_measured = True
-    elif lengths == {2}:
-        first = {src: {steps[0] for source, _, steps in routes if source == src} for src, _, _ in routes}
-        last = {dst: {steps[1] for _, target, steps in routes if target == dst} for _, dst, _ in routes}
-        owners = [next(iter(own)) for own in first.values() if len(own) == 1]
-        if (
-            len(owners) != len(first)
-            or len(set(owners)) != len(owners)
-            or any(len(own) != 1 for own in last.values())
-        ):
-            raise InputError(f"{path}: routes of two links that are no star: name links 'a->b' by their ends")
+    elif own is not None:
         draft.routers = [safe_name("switch", taken)]
-        for src, own in first.items():
-            ways[taken[src], draft.routers[0]] = figures[next(iter(own))]
-        for dst, own in last.items():
-            ways[draft.routers[0], taken[dst]] = figures[next(iter(own))]
+        ways = {(taken[src], draft.routers[0]): figures[step] for src, step in own[0].items()}
+        ways |= {(draft.routers[0], taken[dst]): figures[step] for dst, step in own[1].items()}
     else:
-        raise InputError(f"{path}: routes of several links do not tell where these end: name links 'a->b'")
+        _over_shared_links(draft, routes, figures, taken)
+        return
     draft.sources.append("A link that SimGrid shares between both directions is given to each here.")
     draft.links = _joined(ways)
+
+
+def _star(routes: list[_Route]) -> tuple[dict[str, str], dict[str, str]] | None:
+    """Each host's own link out and in, where every route goes over the one of its begin and the other of its end."""
+    first, last = dict[str, str](), dict[str, str]()
+    for src, dst, (out, into) in routes:
+        if first.setdefault(src, out) != out or last.setdefault(dst, into) != into:
+            return None
+    return (first, last) if len(set(first.values())) == len(first) else None
+
+
+def _over_shared_links(
+    draft: Draft, routes: list[_Route], figures: dict[str, _Figures], taken: dict[str, str]
+) -> None:
+    """Every link between two routers of its own, which all that go over it pass in the same direction."""
+    used = list(dict.fromkeys(step for _, _, steps in routes for step in steps))
+    ends = {step: (safe_name(f"{step}.in", taken), safe_name(f"{step}.out", taken)) for step in used}
+    draft.routers = [router for pair in ends.values() for router in pair]
+    for step, (into, out) in ends.items():
+        rate, seconds = figures[step]
+        draft.links.append(DraftLink(into, out, rate, rate, seconds, comment=f"link {step}"))
+    wide = _MUCH_WIDER * max(figures[step][0] for step in used)
+    joints: dict[tuple[str, str], None] = {}
+    for src, dst, steps in routes:
+        through = [router for step in steps for router in ends[step]]
+        draft.through[taken[src], taken[dst]] = through
+        nodes = [taken[src], *through, taken[dst]]
+        for one, other in itertools.pairwise(nodes):
+            if (one, other) not in ends.values():
+                joints[min(one, other), max(one, other)] = None
+    draft.links += [
+        DraftLink(one, other, wide, wide, 0.0, comment="a joint, no limit") for one, other in joints
+    ]
+    draft.sources.append(
+        "Its links have no ends: each is one between two routers, shared by all whose routes it is on, and joints "
+        "without limit lead from one to the next."
+    )
 
 
 def _joined(ways: dict[tuple[str, str], _Figures]) -> list[DraftLink]:
@@ -169,22 +211,46 @@ def _joined(ways: dict[tuple[str, str], _Figures]) -> list[DraftLink]:
     return joined
 
 
-def _routes(path: str | Path, root: Element) -> list[tuple[str, str, list[str]]]:
+def _links(path: str | Path, root: Element) -> dict[str, _Figures]:
+    """Links by id; one that is split by direction is two, as SimGrid itself names them."""
+    found: dict[str, _Figures] = {}
+    for link in root.iter("link"):
+        name, figures = _text(path, link, "id"), _figures(path, link)
+        found[name] = figures
+        if link.get("sharing_policy") == "SPLITDUPLEX":
+            found[f"{name}_UP"] = found[f"{name}_DOWN"] = figures
+    return found
+
+
+def _routes(path: str | Path, root: Element) -> list[_Route]:
     routes = []
     for route in root.iter("route"):
         src, dst = _text(path, route, "src"), _text(path, route, "dst")
-        steps = [_text(path, step, "id") for step in route.iter("link_ctn")]
+        steps = []
+        for step in route.iter("link_ctn"):
+            way = step.get("direction", "")
+            steps.append(_text(path, step, "id") + (f"_{way}" if way in _OTHER_WAY else ""))
         if src == dst:
             continue
+        if not steps:
+            raise InputError(f"{path}: the route from {src!r} to {dst!r} has no links")
         routes.append((src, dst, steps))
         if route.get("symmetrical", "YES").upper() != "NO":
-            routes.append((dst, src, steps[::-1]))
+            routes.append((dst, src, [_turned(step) for step in steps[::-1]]))
     return routes
+
+
+def _turned(step: str) -> str:
+    """The other direction of a link that is split by direction."""
+    name, _, way = step.rpartition("_")
+    return f"{name}_{_OTHER_WAY[way]}" if name and way in _OTHER_WAY else step
 
 
 def _add_cluster(path: str | Path, draft: Draft, cluster: Element, number: int) -> None:
     """A star of equal links; a backbone is an extra latency, and its rate is told and left out."""
     radical = _text(path, cluster, "radical")
+    if cluster.get("topology", "FLAT").upper() != "FLAT":
+        raise InputError(f"{path}: a cluster that is a {cluster.get('topology')}: only flat ones are read")
     prefix, suffix = cluster.get("prefix", ""), cluster.get("suffix", "")
     router = f"switch{number}"
     draft.routers.append(router)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["parse_xml", "refuse_definitions"]
 
-_SIMGRID = re.compile(r'<!DOCTYPE\s+platform\s+SYSTEM\s+"(?:https?://simgrid\.org/)?simgrid\.dtd"\s*>')
+_SIMGRID = re.compile(
+    r'<!DOCTYPE\s+platform\s+SYSTEM\s+"(?:https?://simgrid\.(?:org|gforge\.inria\.fr)/(?:simgrid/)?)?simgrid\.dtd"\s*>'
+)
 
 
 def refuse_definitions(path: str | Path, text: str) -> None:

@@ -1,0 +1,126 @@
+"""How many times data-parallel's steps a strategy needs to the same loss: by runs of the user's, or DiLoCo's law.
+
+The law is that of Charles et al. 2025, "Communication-Efficient Language Model Training Scales Reliably and Robustly:
+Scaling Laws for DiLoCo" (arXiv 2503.09799v1), table 7: the loss of N parameters on 20 N tokens is A N^alpha, with
+constants for data-parallel and for 1, 2, 4 and 8 workers (H = 30, AdamW, batch and rates the best of each).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LOSS_LAW", "PRINTED_LOSSES", "Ratio", "law_ratio", "relative_loss"]
+
+#: (A, alpha) by workers, table 7; 0 is data-parallel.
+LOSS_LAW: Mapping[int, tuple[float, float]] = {
+    0: (18.129, -0.0953),
+    1: (18.363, -0.0961),
+    2: (18.768, -0.0969),
+    4: (19.762, -0.0992),
+    8: (21.051, -0.1018),
+}
+
+#: The losses themselves, by parameters: data-parallel, 1, 2, 4, 8 workers; tables 4 and 5. The law was fitted to those
+#: up to 2.4B; those of 4B and 10B were trained with hyperparameters by joint fits.
+PRINTED_LOSSES: Mapping[float, tuple[float, ...]] = {
+    35e6: (3.485, 3.482, 3.508, 3.554, 3.621),
+    90e6: (3.167, 3.162, 3.182, 3.213, 3.265),
+    180e6: (2.950, 2.943, 2.957, 2.981, 3.019),
+    335e6: (2.784, 2.777, 2.788, 2.808, 2.841),
+    550e6: (2.653, 2.645, 2.657, 2.673, 2.698),
+    1.3e9: (2.460, 2.451, 2.464, 2.472, 2.493),
+    2.4e9: (2.326, 2.317, 2.323, 2.332, 2.351),
+    4e9: (2.224, 2.219, 2.220, 2.230),
+    10e9: (2.090, 2.086, 2.086, 2.096),
+}
+
+_FITTED_H = 30
+_MOST_H = 300  # the paper shows losses of longer rounds up to here, in a figure
+_FAMILY = ("DiLoCo", "StreamingDiLoCo")
+_FEWEST_TOKENS, _MOST_TOKENS = 10, 320  # a parameter; the law is for 20, and 16 times as many were tried
+_RESIDUAL = 0.0065  # of relative losses by the law and as printed; the largest, of 4 workers at 10B
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the steps of another a strategy needs to the same loss.
+
+    Attributes:
+        mean, low, high: of the ratio; low and high over the runs' seeds (alike where there was one), or by how far the
+            law is from the losses that were printed.
+        source: which runs, and which loss; or which law, and what of it is outside of what it was fitted for.
+    """
+
+    mean: float
+    low: float
+    high: float
+    source: str
+
+
+def relative_loss(num_parameters: float, num_workers: int) -> float:
+    """DiLoCo's loss over data-parallel's by the law; workers between the fitted numbers by the logarithm of theirs.
+
+    >>> round(relative_loss(2.4e9, 4), 4), round(relative_loss(35e6, 8), 3)
+    (1.002, 1.037)
+    """
+    low, high = 1 << (num_workers.bit_length() - 1), 1 << (num_workers - 1).bit_length()
+    share = math.log2(num_workers / low) if low < high else 0.0
+    base = _log_loss(0, num_parameters)
+    between = (1 - share) * _log_loss(low, num_parameters) + share * _log_loss(high, num_parameters)
+    return math.exp(between - base)
+
+
+def _log_loss(num_workers: int, num_parameters: float) -> float:
+    factor, exponent = LOSS_LAW[num_workers]
+    return math.log(factor) + exponent * math.log(num_parameters)
+
+
+def law_ratio(
+    strategy: str,
+    options: Mapping[str, Any],
+    num_parameters: float,
+    num_workers: int,
+    tokens: float | None,
+) -> Ratio | None:
+    """What the law says of a strategy beside data-parallel; None where it says nothing.
+
+    The law knows losses at 20 tokens a parameter. Of its exponent half is tokens' and half is parameters', as both
+    matter equally where compute is spent best; so a loss that is higher by a share needs (1 + share)^(2 / |alpha|)
+    times the tokens.
+
+    Args:
+        strategy: its class.
+        options: its own.
+        num_parameters: of the model, 35M to 10B.
+        num_workers: replicas, up to 8.
+        tokens: the budget; 10 to 320 a parameter. None: taken to be the law's.
+    """
+    length = options.get("H")
+    a_parameter = 20.0 if tokens is None else tokens / num_parameters
+    if (
+        strategy not in _FAMILY
+        or not isinstance(length, int)
+        or not _FITTED_H <= length <= _MOST_H
+        or not min(PRINTED_LOSSES) <= num_parameters <= 1.05 * max(PRINTED_LOSSES)
+        or not 1 <= num_workers <= max(LOSS_LAW)
+        or not _FEWEST_TOKENS <= a_parameter <= _MOST_TOKENS
+    ):
+        return None
+    power = 2 / -LOSS_LAW[0][1]
+    loss = relative_loss(num_parameters, num_workers)
+    mean, low, high = ((loss * (1 + error)) ** power for error in (0.0, -_RESIDUAL, _RESIDUAL))
+    beyond = [f"H = {length}"] if length > _FITTED_H else []
+    beyond += [f"codec {options['codec']}"] if "codec" in options else []
+    beyond += ["fragments"] if strategy == "StreamingDiLoCo" else []
+    outside = f"; it knows nothing of {' and '.join(beyond)}, which may need more" if beyond else ""
+    where = "above" if loss > 1 else "below"
+    source = (
+        f"DiLoCo's scaling law (arXiv 2503.09799, table 7, H = 30), by which the loss of {num_workers} workers is "
+        f"{abs(loss - 1):.2%} {where} data-parallel's at {num_parameters / 1e9:.3g}B parameters{outside}"
+    )
+    return Ratio(mean, low, high, source)
