@@ -11,6 +11,7 @@ from exogym_core.planning.pace import Pace, pace_apart, pace_together
 from exogym_core.planning.rank import draws_bytes
 from exogym_core.planning.rhythm import Rhythm, rhythm
 from exogym_core.planning.simulated_rounds import SimulatedRounds
+from exogym_core.planning.weather import differs_for_ever, num_rounds_needed, told_of_rounds
 from exogym_core.training.servers import with_servers
 
 if TYPE_CHECKING:
@@ -79,6 +80,18 @@ class Setting:
         compute, topology = self.compute, self.topology
         even = not compute.jitter and not compute.straggler_fraction
         return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
+
+    def differs_for_ever(self) -> bool:
+        """Whether rounds go on to differ by chance."""
+        return differs_for_ever(self.compute, self.topology.weather)
+
+    def tokens_a_round(self, period: int) -> int:
+        """Of all workers in so many steps."""
+        return period * self.num_ranks * self.batch_size * self.model.length
+
+    def num_rounds(self, period: int) -> float | None:
+        """That the budget of tokens has, of so many steps each; None without a budget."""
+        return None if self.tokens is None else self.tokens / self.tokens_a_round(period)
 
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
@@ -170,8 +183,10 @@ class Measured:
             remarks = (f"its steps have no rhythm: figures are means over its first {found.period} steps",)
         elif not strategy.is_synchronous:
             num_rounds = _ROUNDS_APART
+        elif found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
+            num_rounds = _ROUNDS_OF_NEW_PEERS  # what such ranks request cannot be lengthened
         else:
-            num_rounds = _ROUNDS_OF_NEW_PEERS if found.are_peers_new else _ROUNDS
+            num_rounds = _ROUNDS
         self._strategy = strategy
         self._rounds = SimulatedRounds(
             strategy,
@@ -184,11 +199,22 @@ class Measured:
             coding=coding if coding.speeds else None,
             leaves_out=setting.is_even() and strategy.is_synchronous,
         )
-        self.figures = figures = self._simulated(setting)
-        self.first_round_seconds = figures.round_seconds[0]
         assert found.period is not None
+        budget = setting.num_rounds(found.period)
+        figures = self._simulated(setting)
+        if strategy.is_synchronous and not found.are_peers_new:
+            weather, compute = setting.topology.weather, setting.compute
+            calls = self._rounds.calls_a_round
+            needed = num_rounds_needed(compute, weather, figures.round_seconds, calls, budget)
+            if calls and needed > len(figures.round_seconds):
+                figures = self._simulated(setting, needed)
+            remarks += told_of_rounds(compute, weather, figures.round_seconds, budget)
+        self.figures = figures
+        self.first_round_seconds = figures.round_seconds[0]
         if strategy.is_synchronous:
-            pace = pace_together(figures, are_peers_new=found.are_peers_new)
+            pace = pace_together(
+                figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever()
+            )
         else:
             pace = pace_apart(figures)
         told = _told(name, setting, figures, found.period, pace._replace(remarks=(*remarks, *pace.remarks)))
@@ -226,13 +252,12 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
 
 def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
     num_rounds = len(figures.round_seconds)
-    tokens_a_round = period * setting.num_ranks * setting.batch_size * setting.model.length
+    tokens_a_round = setting.tokens_a_round(period)
     days = cost = None
     cost_by: dict[str, float | None] = {}
     if setting.tokens is not None:
         rounds = setting.tokens / tokens_a_round
-        cold = pace.cold_seconds if rounds >= pace.num_cold else 0.0
-        days = (rounds * pace.seconds + cold) / _SECONDS_A_DAY
+        days = pace.seconds_until(rounds) / _SECONDS_A_DAY
         egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
         hourly = setting.dollars_per_hour
         workers = None if hourly is None else days * 24 * hourly * setting.num_ranks

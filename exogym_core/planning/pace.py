@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from exogym_core.planning.rounds import period_of, repeats_from
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from exogym_core.planning.round_figures import RoundFigures
 
@@ -23,8 +23,7 @@ class Pace(NamedTuple):
     Attributes:
         seconds: of a round; of ranks that go their own pace, workers over the rounds that all of them do in a second.
         computing_seconds: of these a worker computes, in the mean.
-        cold_seconds: what the first rounds take longer, in all.
-        num_cold: rounds that this is about.
+        ends: when the rounds that were simulated were over; none where all there is to know is the pace.
         steady: whether rounds were seen to repeat.
         span: rounds of which bytes are means.
         remarks: what is to be known besides.
@@ -32,26 +31,40 @@ class Pace(NamedTuple):
 
     seconds: float
     computing_seconds: float
-    cold_seconds: float
-    num_cold: int
+    ends: Sequence[float]
     steady: bool
     span: int
     remarks: tuple[str, ...] = ()
 
+    def seconds_until(self, num_rounds: float) -> float:
+        """When so many rounds are over: as they were simulated, and at this pace from there."""
+        whole = int(num_rounds)
+        if whole >= len(self.ends):
+            last = self.ends[-1] if self.ends else 0.0
+            return last + (num_rounds - len(self.ends)) * self.seconds
+        began = self.ends[whole - 1] if whole else 0.0
+        return began + (num_rounds - whole) * (self.ends[whole] - began)
 
-def pace_together(figures: RoundFigures, *, are_peers_new: bool) -> Pace:
-    """Of ranks that end their rounds together; `are_peers_new`: with others in other rounds."""
+
+def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = False) -> Pace:
+    """Of ranks that end their rounds together.
+
+    Args:
+        figures: what was simulated.
+        are_peers_new: with others in other rounds.
+        differ: rounds differ by chance, even where two happen to be equal.
+    """
     ends, remarks = [0.0, *figures.round_seconds], []
     num_rounds = len(figures.round_seconds)
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
     if are_peers_new:
         rounds, span, told = _of_new_peers(rounds, figures.peers)
         remarks += told
-    first = repeats_from(rounds)
+    first = None if differ else repeats_from(rounds)
     steady = first is not None
     if first is None:
         first = 1 if len(rounds) > 1 else 0
-        if span == 1:
+        if span == 1 and not differ:
             least, most = min(rounds[first:]), max(rounds[first:])
             remarks.append(
                 f"no two rounds took equally long ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
@@ -60,8 +73,8 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool) -> Pace:
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
     computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / num_rounds
-    cold = ends[first] - first * a_round if span == 1 else 0.0
-    return Pace(a_round, min(computing, a_round), cold, first, steady, span, tuple(remarks))
+    known = ends[1:] if span == 1 else []
+    return Pace(a_round, min(computing, a_round), known, steady, span, tuple(remarks))
 
 
 def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[float], int, list[str]]:
@@ -110,8 +123,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
     return Pace(
         a_round,
         sum(computing) / len(computing) * a_round,
-        0.0,
-        0,
+        (),
         max(halves) <= _SAME_PACE,
         max(num_rounds - 1, 1),
         (told,),

@@ -137,13 +137,16 @@ class SimulatedRounds:
         Args:
             topology: the network.
             placement, protocol: as `run_ranks` has them.
-            num_rounds: fewer rounds than there are; None: all.
+            num_rounds: fewer rounds than there are, or more, if later ones go on as the last ones did; None: all.
         """
         num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
         if self._recording is None:
             run = self._live(topology, placement, protocol)
         else:
-            run, self._schedules = self._recording.replay(
+            recording = self._recording
+            if num_rounds is not None and num_rounds > self._num_rounds:
+                recording = recording.lengthened(num_rounds)
+            run, self._schedules = recording.replay(
                 topology,
                 self._seconds,
                 placement=placement,
@@ -153,6 +156,11 @@ class SimulatedRounds:
                 schedules=self._schedules,
             )
         return self._told(run)
+
+    @property
+    def calls_a_round(self) -> int:
+        """Of all ranks in the last round; 0 where that is not known beforehand."""
+        return self._recording.calls_at_the_end() if self._recording is not None else 0
 
     def _live(
         self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.simulated.alone import Computing, run_alone
@@ -15,7 +15,7 @@ from exogym_core.communicator.simulated.simulation import Schedules, Simulation,
 from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.run import RunResult, run_ranks
 from netsim.files.errors import InputError
-from netsim.ranks.requests import Advance, Exit, Mark, Post
+from netsim.ranks.requests import Advance, Exit, Mark, Post, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -61,6 +61,22 @@ class Recording:
             if len(found) > 1:
                 columns.append([tuple(calls) for calls in found[:-1]])
         return list(zip(*columns, strict=True))
+
+    def calls_at_the_end(self) -> int:
+        """How many calls all ranks post between their last two marks."""
+        counts = []
+        for stream in self.streams:
+            marks = [place for place, request in enumerate(stream) if isinstance(request, Mark)]
+            part = stream[marks[-2] : marks[-1]] if len(marks) > 1 else ()
+            counts.append(sum(isinstance(request, Post) for request in part))
+        return sum(counts[kind] for kind in (range(len(counts)) if self.kinds is None else self.kinds))
+
+    def lengthened(self, num_marks: int) -> Recording:
+        """The same with the part between the last two marks done again, until there are so many marks of each rank.
+
+        As it is where that part is not what the one before it was, but for numbers that went on.
+        """
+        return replace(self, streams=[_lengthened(stream, num_marks) for stream in self.streams])
 
     def replay(
         self,
@@ -201,6 +217,54 @@ def goes_alone(made: Recording, body: Body, collectives: str | Mapping[str, str]
         if list(_calls(alone)) != list(_calls(stream)):
             return False
     return True
+
+
+def _lengthened(stream: Sequence[Request | Computing], num_marks: int) -> Sequence[Request | Computing]:
+    ends = [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
+    num_more = num_marks - len(ends)
+    if num_more <= 0 or len(ends) < 3:
+        return stream
+    before, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
+    if len(before) != len(last) or any(_gone_on(*pair, 1) is None for pair in zip(before, last, strict=True)):
+        return stream
+    made = list(stream[: ends[-1]])
+    for times in range(1, num_more + 1):
+        made += (_gone_on(*pair, times) for pair in zip(before, last, strict=True))  # type: ignore[misc]
+    steps = {
+        later.key.group: later.key.number - earlier.key.number  # type: ignore[operator]
+        for earlier, later in zip(before, last, strict=True)
+        if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
+    }
+    for request in stream[ends[-1] :]:  # what was in flight at the end
+        step = steps.get(request.key.group, 0) if isinstance(request, Post | Wait) else 0
+        made.append(_renumbered(request, num_more * step) if step else request)
+    return made
+
+
+def _gone_on(
+    earlier: Request | Computing, later: Request | Computing, times: int
+) -> Request | Computing | None:
+    """What comes after these two, so many times on; None where it is not known."""
+    if isinstance(earlier, Computing) and isinstance(later, Computing):
+        return later._replace(step=later.step + times * (later.step - earlier.step))
+    if isinstance(earlier, Mark) and isinstance(later, Mark):
+        return Mark({name: _next(earlier.row[name], value, times) for name, value in later.row.items()})
+    if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait):
+        first, second = earlier.key.number, later.key.number
+        if not isinstance(first, int) or not isinstance(second, int):
+            return None
+        same = _renumbered(earlier, second - first) == later
+        return _renumbered(later, times * (second - first)) if same else None
+    return later if earlier == later else None
+
+
+def _next(earlier: Any, later: Any, times: int) -> Any:
+    return later + times * (later - earlier) if isinstance(later, int) else later
+
+
+def _renumbered(request: Request | Computing, step: int) -> Request | Computing:
+    assert isinstance(request, Post | Wait)
+    return request._replace(key=request.key._replace(number=request.key.number + step))  # type: ignore[operator]
 
 
 def _calls(stream: Sequence[Request | Computing]) -> Iterator[Request]:

@@ -1,0 +1,209 @@
+"""Plans beside training on the same network: unlike devices, overlap, weather and chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_planning import Tiny
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.cost.compute import Compute
+from exogym_core.planning.measure import Plan, Setting, measure
+from exogym_core.planning.models import SequenceModel
+from exogym_core.ranks.recorded import record_kinds
+from exogym_core.strategy import build_strategy
+from netsim.topology.topology import Topology
+
+RANKS, BATCH, LENGTH = 4, 2, 4
+
+
+def network(**more: Any) -> dict[str, Any]:
+    """Two sites of two hosts; half of a step's time would go into the line between them."""
+    regions = {name: {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"} for name in "ab"}
+    wan = [{"between": ["a", "b"], "bandwidth": "1 Mbit/s", "rtt": "40 ms"}]
+    return {"regions": regions, "wan": wan, **more}
+
+
+def both(
+    name: str,
+    options: dict[str, Any],
+    steps: int,
+    topology: dict[str, Any],
+    compute: Any = "50 ms",
+    protocol: str = "ideal",
+) -> tuple[Plan, list[float]]:
+    """The plan of so many steps, and when training was through with each."""
+    with torch.device("meta"):
+        model = SequenceModel(Tiny(), LENGTH)
+    where = Setting(
+        model,
+        Topology.from_mapping(topology),
+        Compute.parse(compute),
+        RANKS,
+        BATCH,
+        float(steps * RANKS * BATCH * LENGTH),
+        protocol=protocol,
+        half=False,
+    )
+    planned = measure(build_strategy(name, **options), where)
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randint(10, (2048, LENGTH), generator=generator) for _ in range(2)))
+    result = Trainer(Tiny(), data).fit(
+        strategy=build_strategy(name, **options),
+        num_nodes=RANKS,
+        batch_size=BATCH,
+        max_steps=steps,
+        topology=topology,
+        protocol=protocol,
+        compute=compute,
+        workers="threads",
+        disable_logging=True,
+        val_size=0,
+        seed=0,
+    )
+    return planned, [row["virtual_seconds"] for row in result.fit_result.history if row["step"]]
+
+
+def assert_same(planned: Plan, ends: list[float], *, rounds: bool = True) -> None:
+    """All steps take as long as planned, and the last round, to a millionth."""
+    assert planned.days is not None
+    assert planned.days * 86_400 == pytest.approx(ends[-1], rel=1e-6)
+    if rounds:
+        length = planned.steps_per_round
+        assert planned.seconds_per_round == pytest.approx(ends[-1] - ends[-1 - length], rel=1e-6)
+
+
+OVERLAPPED: list[tuple[str, dict[str, Any]]] = [
+    ("AllReduce", {}),
+    ("AllReduce", {"bucket_bytes": 400}),
+    ("StreamingDiLoCo", {"H": 6, "tau": 2, "num_fragments": 2}),
+    ("StreamingDiLoCo", {"H": 6, "tau": 2, "num_fragments": 3, "codec": "int8"}),
+    ("EagerDiLoCo", {"H": 3}),
+    ("AsyncSPARTA", {"delay": 2, "interval": 4, "index_selector": "partitioned"}),
+]
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
+@pytest.mark.parametrize(("name", "options"), OVERLAPPED, ids=str)
+def test_what_overlaps_is_planned_as_it_trains(name: str, options: dict[str, Any], protocol: str) -> None:
+    """Buckets during the backward pass, fragments and rounds in flight; on a narrow line, so that it shows."""
+    narrow = network()
+    narrow["wan"][0]["bandwidth"] = "300 kbit/s"
+    assert_same(*both(name, options, 24, narrow, protocol=protocol))
+
+
+@pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "StreamingDiLoCo"])
+def test_unlike_devices_are_planned_as_they_train(name: str) -> None:
+    """Three workers with H100s on one site, one with an A100 on the other: the slowest decides."""
+    topology = network()
+    topology["regions"]["a"] |= {"hosts": 3, "device": "h100"}
+    topology["regions"]["b"] |= {"hosts": 1, "device": "a100"}
+    options = {} if name == "AllReduce" else {"H": 4}
+    planned, ends = both(name, options, 16, topology, {"flops": {"utilisation": 1e-8}})
+    assert_same(planned, ends)
+    assert planned.compute_utilisation < 0.5
+
+
+WEATHER: dict[str, dict[str, Any]] = {
+    "a line that is down at the beginning": {
+        "events": [{"at": "200 ms", "link": ["a", "b"], "down": True, "for": "1 s"}]
+    },
+    "a line that is down later": {"events": [{"at": "3 s", "link": ["a", "b"], "down": True, "for": "1 s"}]},
+    "a host that is away": {
+        "events": [{"at": "2 s", "host": "b.1", "crash": True}, {"at": "4 s", "host": "b.1", "up": True}]
+    },
+    "a trace": {
+        "traces": [
+            {
+                "link": ["a", "b"],
+                "bandwidth": [["0 s", "1 Mbit/s"], ["2 s", "200 kbit/s"], ["3 s", "1 Mbit/s"]],
+            }
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("weather", WEATHER)
+@pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "StreamingDiLoCo"])
+def test_weather_is_planned_until_it_is_over(name: str, weather: str) -> None:
+    """Days are those of training through it, and a round is one after it."""
+    options = {
+        "AllReduce": {},
+        "DiLoCo": {"H": 5},
+        "StreamingDiLoCo": {"H": 6, "tau": 1, "num_fragments": 2},
+    }[name]
+    planned, ends = both(name, options, 120, network(**WEATHER[weather]))
+    assert_same(planned, ends)
+    assert planned.steady
+    assert any("the network changes until" in remark for remark in planned.remarks)
+
+
+CHANCE: dict[str, tuple[dict[str, Any], Any]] = {
+    "jitter": ({}, {"fixed": "50 ms", "jitter": 0.2}),
+    "stragglers": ({}, {"fixed": "50 ms", "stragglers": {"fraction": "20 %", "slowdown": 3}}),
+    "drift": (
+        {"drift": [{"link": ["a", "b"], "kind": "lognormal", "every": "200 ms", "sigma": 0.5, "seed": 1}]},
+        "50 ms",
+    ),
+    "others": ({"background": [{"from": "a.0", "to": "b.0", "bytes": "20 kB", "every": "500 ms"}]}, "50 ms"),
+}
+
+
+@pytest.mark.parametrize("chance", CHANCE)
+@pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "StreamingDiLoCo", "SPARTA"])
+def test_a_short_budget_meets_the_draws_that_training_meets(name: str, chance: str) -> None:
+    """All its rounds are simulated, with the same seeds."""
+    options: dict[str, Any] = {
+        "AllReduce": {},
+        "DiLoCo": {"H": 5},
+        "StreamingDiLoCo": {"H": 5, "tau": 1, "num_fragments": 2},
+        "SPARTA": {"p_sparta": 0.1, "index_selector": "partitioned"},
+    }[name]
+    more, compute = CHANCE[chance]
+    planned, ends = both(name, options, 60, network(**more), compute)
+    assert_same(planned, ends, rounds=False)
+    assert any("all rounds of the budget were simulated" in remark for remark in planned.remarks)
+
+
+def test_of_a_long_budget_a_sample_tells_how_sure_it_is() -> None:
+    """Stragglers whose first steps happen to be alike were taken for none, 29 % too short."""
+    with torch.device("meta"):
+        model = SequenceModel(Tiny(), LENGTH)
+    compute = Compute.parse({"fixed": "50 ms", "stragglers": {"fraction": "20 %", "slowdown": 3}})
+    where = Setting(model, Topology.from_mapping(network()), compute, RANKS, BATCH, 1e9)
+    planned = measure(build_strategy("AllReduce"), where)
+    assert not planned.steady
+    (remark,) = planned.remarks
+    assert "figures are means over 499 of them, known to 1.2%" in remark
+    # Of four workers one at least is slow with a probability of 1 - 0.8^4 = 59 %, and then all wait 100 ms for it.
+    assert planned.seconds_per_round == pytest.approx(0.121 + 0.59 * 0.1, rel=0.04)
+
+
+def test_a_recording_goes_on_as_it_did() -> None:
+    """Lengthened from three rounds it is what was recorded of eight, but for what was in flight at the end."""
+
+    def body(rounds: int) -> Any:
+        def run(comm: Any, computing: Any) -> None:
+            flying = None
+            for step in range(4 * rounds):
+                computing(step, 1.0)
+                if step % 2:
+                    comm.all_reduce(torch.empty(3 + step % 4, device="meta"))
+                if step % 4 == 3:
+                    if flying is not None:
+                        flying.wait()
+                    flying = comm.all_reduce(torch.empty(7, device="meta"), async_op=True)
+                    comm.mark(
+                        {"round": step // 4, "payload_bytes": comm.traffic.payload_bytes, "place": None}
+                    )
+            flying.wait()
+
+        return run
+
+    short, long = (record_kinds(body(rounds), 3) for rounds in (3, 8))
+    made = short.lengthened(8)
+    assert [list(stream) for stream in made.streams] == [list(stream) for stream in long.streams]
+    assert short.lengthened(2).streams == short.streams
