@@ -558,4 +558,7 @@ def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
     page = write_report(folder).read_text()
     assert "Ranks were real: seconds are wall-clock time." in page
     assert "nothing is known of time" not in page
-    assert "of virtual time" not in page
+    assert re.search(r'"clock": ?"wall-clock time"', page), "curves are labelled with it"
+    words = page.replace('told ? told.clock : "virtual time"', "").lower()
+    assert "virtual time" not in words
+    assert "virtual seconds" not in words

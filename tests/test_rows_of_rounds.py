@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from exogym_core.training.in_rounds import RoundsInOrder
+
+if TYPE_CHECKING:
+    import random
 
 
 def row(step: int, present: list[int] | None = None) -> dict[str, Any]:
@@ -35,7 +41,7 @@ def test_what_was_announced_and_left_out_of_the_round_is_no_row() -> None:
     rounds = RoundsInOrder()
     assert given(rounds, (0, row(1)), (1, row(1))) == []
     rounds.announce(1, row(2))
-    assert given(rounds, (0, row(2, [0]))) == [(0, 1, None), (1, 1, None), (0, 2, [0])]
+    assert given(rounds, (0, row(2, [0]))) == [(0, 1, None), (0, 2, [0])]
 
 
 def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
@@ -44,3 +50,46 @@ def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
     rounds.announce(1, row(2))
     assert given(rounds, (0, row(2, [0, 1]))) == []
     assert [(rank, each["step"]) for rank, each in rounds.rest()] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+@drawn(st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6), st.randoms(), st.randoms())
+def test_every_site_tells_the_same_however_late_rows_of_who_was_left_out_come(
+    members: list[set[int]], one: random.Random, other: random.Random
+) -> None:
+    """A rank that was left out has trained until it heard so; its rows are in time at one site, and late at another."""
+    told = [_told(members, luck) for luck in (one, other)]
+    assert told[0] == told[1]
+    assert [
+        {rank for rank, each in told[0] if each["round"] == number} for number in range(1, len(members) + 1)
+    ] == [set(each) for each in members]
+
+
+def _told(members: list[set[int]], luck: random.Random) -> list[tuple[int, dict[str, Any]]]:
+    """What a site tells of steps, where those who were left out come at any time after their last row."""
+    order: list[tuple[int, dict[str, Any]]] = []
+    last = dict.fromkeys(range(4), 0)  # before which place no further row of a rank can be
+    for number, there in enumerate(members):
+        first, end = row(2 * number + 1), row(2 * number + 2, sorted(there))
+        begun = max(last[rank] for rank in there)
+        for rank in sorted(there, key=lambda _: luck.random()):
+            order += [(rank, first), (rank, end)]
+        for rank in set(range(4)) - there:
+            place = luck.randint(max(last[rank], begun), len(order))
+            order.insert(place, (rank, first))
+        last = {
+            rank: max(place for place, each in enumerate([(rank, {}), *order]) if each[0] == rank)
+            for rank in last
+        }
+    rounds = RoundsInOrder()
+    found = [each for rank, what in order for each in rounds.add(rank, what)]
+    return [each for each in [*found, *rounds.rest()] if "loss" in each[1]]
+
+
+def test_a_rank_that_was_left_out_still_tells_when_it_was_away() -> None:
+    """Also where the round is long over; what it has sent is told with its next row that counts."""
+    rounds = RoundsInOrder()
+    given(rounds, (0, row(1)), (0, row(2, [0])))
+    late = row(2) | {"missed_round": 1, "back_in_round": 3, "bytes_sent": 7, "wall_seconds": 2.0}
+    assert list(rounds.add(1, late)) == [
+        (1, {"step": 2, "round": 1, "missed_round": 1, "back_in_round": 3, "wall_seconds": 2.0})
+    ]

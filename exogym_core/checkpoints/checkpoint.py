@@ -105,6 +105,7 @@ _FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]  # of 
 class _File(BaseModel):
     num_bytes: _Count
     sha256: str
+    host: str = ""  # on whose disk it lies, where rank 0 does not see that
 
 
 class _Log(_File):
@@ -166,6 +167,21 @@ class StoredCheckpoint:
                 text = file.read(_MOST_CHARACTERS)
         except (OSError, ValueError) as error:
             raise damaged(manifest, error) from error
+        found = cls.of_manifest(path, text)
+        here = [name for name, about in found.files.items() if not about.get("host")]
+        for name in [*here, *(part.name for part in found.logs)]:
+            if not (path / name).is_file():
+                raise damaged(path / name, "it is missing")
+        return found
+
+    @classmethod
+    def of_manifest(cls, path: Path, text: str) -> StoredCheckpoint:
+        """The checkpoint of which a manifest in the folder `path` tells, whatever of it is there.
+
+        Raises:
+            RecordError: the manifest is damaged.
+        """
+        manifest = path / MANIFEST
         try:
             body = json.loads(text)["body"]
             intact = text == manifest_text(body)
@@ -182,9 +198,6 @@ class StoredCheckpoint:
         except ValueError as error:
             raise damaged(manifest, " ".join(str(error).split())) from error
         logs = tuple(map(LogPart.of, body["logs"]))
-        for name in [*body["files"], *(part.name for part in logs)]:
-            if not (path / name).is_file():
-                raise damaged(path / name, "it is missing")
         return cls(path, body["step"], body["identity"], body["files"], logs)
 
     @property

@@ -26,11 +26,12 @@ from exogym_core.results.disk import RecordError
 from exogym_core.results.lock import FolderLock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
 
+    from exogym_core.checkpoints.parts import OwnParts
     from exogym_core.ranks.crossing import LetterName
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Request
@@ -46,11 +47,13 @@ class RankCheckpoints:
         folder: of the checkpoints; None where none are made.
         every: steps between two.
         resumed: the checkpoint to go on from; None for a run from the start.
+        own: keeps this rank's parts, where `folder` is on a disk that it does not see.
     """
 
     folder: Path | None = None
     every: int | None = None
     resumed: StoredCheckpoint | None = None
+    own: OwnParts | None = None
 
     @property
     def home(self) -> Path | None:
@@ -81,6 +84,8 @@ class RankCheckpoints:
             InputError: the state holds what cannot be kept.
             RecordError: a file cannot be written.
         """
+        if self.own is not None:
+            return self.own.save(step, rank, state)
         assert self.folder is not None
         unfinished = self.folder / f".{step_name(step)}"
         try:
@@ -122,7 +127,10 @@ class CheckpointWriter:
     Attributes:
         journal: to run the ranks with.
         observed: rows of an earlier part of the run.
+        on_complete: called with the step of a checkpoint that is complete.
     """
+
+    on_complete: Callable[[int], None] = staticmethod(lambda step: None)
 
     def __init__(
         self,
@@ -197,6 +205,7 @@ class CheckpointWriter:
                 arriving.files.update(self._write(step, letters))
             for _ in self.stages(step, arriving.files, arriving.lengths, arriving.looks):
                 pass
+            self.on_complete(step)
 
     def _write(self, step: int, letters: Mapping[LetterName, tuple[Tensor, ...]]) -> FileFacts:
         assert self._folder is not None

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-__all__ = ["SECONDS_BETWEEN_ROWS", "SECONDS_OF_SILENCE", "Silence", "Watch", "place_in", "spent_seconds"]
+__all__ = [
+    "SECONDS_BETWEEN_ROWS",
+    "SECONDS_OF_SILENCE",
+    "Silence",
+    "Watch",
+    "place_in",
+    "place_of_rank",
+    "spent_seconds",
+]
 
 SECONDS_OF_SILENCE = 30.0  # host time
 # Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
@@ -101,6 +109,15 @@ class Watch:
                     # A step that took long once may do so again.
                     unusual = now - since > 2 * longest
                     self._tell(Silence(rank, now - since, num_calls, place_in(frame), unusual))
+
+
+def place_of_rank() -> str:
+    """File, line and function of a user's code in which the main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return ""
+    path, line, function = place_in(frame)
+    return f"{function} at {os.path.basename(path)}:{line}"
 
 
 def place_in(frame: FrameType) -> tuple[str, int, str]:

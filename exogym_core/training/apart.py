@@ -23,6 +23,7 @@ from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
 from exogym_core.ranks.torchrun.collecting import Collecting
 from exogym_core.ranks.torchrun.rank import JoinedRank, torchrun_rank
+from exogym_core.ranks.watch import place_of_rank
 from exogym_core.training.in_rounds import RoundsInOrder
 from exogym_core.training.lookout import RunLookout, planned_together
 from exogym_core.training.resumption import (
@@ -84,6 +85,7 @@ class _SiteWatch(RunLookout):
         comm.link.on_told = lambda line: print(
             f"rendezvous: {visible(line, 500)}", file=sys.stderr, flush=True
         )
+        comm.link.place_in_code = place_of_rank
         comm.link.watch(self.hear)
 
     @property
@@ -100,6 +102,8 @@ class _SiteWatch(RunLookout):
         if self._failure is not None:
             raise self._failure
         rank = self._first + place
+        if "checkpoint" in row:
+            self._send_rows()  # a process that goes on from it does not tell what was before
         with self._lock:
             if "checkpoint" in row:
                 self._num_deposited[row["step"]] += row["num_deposited"]
@@ -264,7 +268,7 @@ def _train_beside(program: Program, result: FitResult, watch: _SiteWatch | None)
     about = (request.seed, request.timeout_seconds, request.compare_calls)
     with JoinedRank(take, partial(there_is, program), *about) as joined:
         inside = joined.comm
-        planned_together(program, inside, watch)
+        planned_together(program, joined, watch)
         resumed = program.checkpoints.resumed
         _begin(program, result, resumed)
         with _connected(program, resumed is not None, joined.mark, inside) as comm:

@@ -1,4 +1,4 @@
-"""Rows of sites that come and go, in the order in which rounds ended."""
+"""Rows of sites that come and go, in the order in which rounds ended: the same at every site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _LOST_ROUNDS = (
 
 
 class RoundsInOrder:
-    """Rows of sites come one round after the other, whole: they may be late on their way, or lost with their site."""
+    """Rows of sites come one round after the other, whole: they may be late on their way, or lost with their site.
+
+    Of a rank that was left out of a round's average there are no rows of that round, whether they were here in time or
+    not, as they are in time at one site and late at another; only what it tells of its absence counts.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by round
@@ -35,6 +39,7 @@ class RoundsInOrder:
             yield rank, row
             return
         if number <= self._num_over:
+            yield from _told_of_absence(rank, row)
             return
         self._waiting.setdefault(number, []).append((rank, row))
         if "averaged_ranks" in row:
@@ -65,6 +70,9 @@ class RoundsInOrder:
                 rows.append((rank, ends[rank]))
         known = sorted(ends)
         for rank, row in sorted(rows, key=lambda each: (each[1]["step"], each[0])):
+            if there and rank not in there:
+                yield from _told_of_absence(rank, row)
+                continue
             is_cut = "averaged_ranks" in row and any(other not in ends for other in row["averaged_ranks"])
             yield rank, {**row, "averaged_ranks": known} if is_cut else row
 
@@ -72,3 +80,10 @@ class RoundsInOrder:
         """No more rows will come: gives what is here."""
         for number in sorted(self._waiting):
             yield from self._given(number)
+
+
+def _told_of_absence(rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """What is left of the row of a rank that was left out: when it was away; nothing of what it has done and sent."""
+    if "missed_round" in row:
+        kept = ("step", "round", "missed_round", "back_in_round", "wall_seconds")
+        yield rank, {name: row[name] for name in kept if name in row}

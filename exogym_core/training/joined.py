@@ -107,7 +107,7 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
     about = (request.seed, request.timeout_seconds, request.compare_calls)
     with JoinedRank(take, partial(there_is, program), *about) as joined:
         comm = joined.comm
-        planned = planned_together(program, comm, watcher)
+        planned = planned_together(program, joined, watcher)
         result.checkpoint_folder = program.checkpoints.folder
         result.resumed_step = planned["resumed step"]
         result.minibatch_size = program.request.minibatch_size

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.history import RowRecorder
 from exogym_core.training.background import BackgroundObserver, InlineObserver
 from exogym_core.training.logs import make_loggers
 from exogym_core.training.resumption import begin_checkpoints, find_resumed, follow, plan
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.communicator.base import Communicator
+    from exogym_core.ranks.torchrun.rank import JoinedRank
     from exogym_core.results.fit_result import FitResult
     from exogym_core.training.program import Program
 
 __all__ = ["RunLookout", "planned_together"]
+
+_COMPLETE = "newest complete checkpoint"
 
 
 class RunLookout:
@@ -88,13 +92,35 @@ class RunLookout:
                 logger.close()
 
 
-def planned_together(program: Program, comm: Communicator, lookout: RunLookout | None) -> Mapping[str, Any]:
-    """Have the processes that `comm` connects go on from what the one that looks on has prepared, off the clock."""
+def planned_together(program: Program, joined: JoinedRank, lookout: RunLookout | None) -> Mapping[str, Any]:
+    """Have processes that torchrun has started go on from what the one that looks on has prepared, off the clock.
+
+    Raises:
+        InputError: a rank's part of the checkpoint to go on from is missing; on all of them.
+    """
+    comm, beside = joined.comm, joined.beside
+
+    def newest_complete() -> int:
+        return int(beside.posted(_COMPLETE) or -1)
+
+    own, refused = None, ""
     with comm.off_clock():
         planned: Mapping[str, Any] = comm.broadcast_object(
             None if lookout is None else plan(program, lookout.resumed)
         )
-    if lookout is None:
-        follow(program, planned)
+        if lookout is None:
+            try:
+                own = follow(program, planned, (comm.rank, comm.world_size), newest_complete)
+            except InputError as error:
+                refused = str(error)
+        said = [text for text in comm.all_gather_object(refused) if text]
+    if lookout is not None:
+        if planned["mark"]:
+            (Path(planned["home"]) / planned["mark"]).unlink(missing_ok=True)
+        lookout.writer.on_complete = lambda step: beside.post(_COMPLETE, str(step))
+    if said:
+        raise InputError("\n".join(said))
+    if own is not None:
+        own.keep_only(planned["resumed step"] or None)
     program.request = replace(program.request, on_event=None)
     return planned

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint, run_identity
+from exogym_core.checkpoints.checkpoint import MANIFEST, StoredCheckpoint, find_checkpoint, run_identity
+from exogym_core.checkpoints.parts import OwnParts, mark_of
 from exogym_core.checkpoints.writing import CheckpointWriter, RankCheckpoints
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import processes_of_site
 from exogym_core.ranks.torchrun.rank import recalled, remember, torchrun_rank
 from exogym_core.results.disk import make_private_folder
 from exogym_core.training.options import OPTIONS
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from exogym_core.training.program import Program
 
@@ -95,9 +98,16 @@ def there_is(program: Program) -> str:
 
 
 def plan(program: Program, resumed: StoredCheckpoint | None) -> dict[str, Any]:
-    """What other processes that train the same take over from the one that has found it out, in plain values."""
-    folder = program.checkpoints.folder
+    """What other processes that train the same take over from the one that has found it out, in plain values.
+
+    Raises:
+        RecordError: the folder of checkpoints cannot be written.
+    """
+    folder, home = program.checkpoints.folder, program.checkpoints.home
     return {
+        "home": None if home is None else os.fspath(home.absolute()),
+        "mark": mark_of(home),
+        "manifest": "" if resumed is None else (resumed.path / MANIFEST).read_text(encoding="utf-8"),
         "folder": None if folder is None else os.fspath(folder.absolute()),
         "resumed": None if resumed is None else os.fspath(resumed.path.absolute()),
         "resumed step": 0 if resumed is None else resumed.step,
@@ -105,13 +115,35 @@ def plan(program: Program, resumed: StoredCheckpoint | None) -> dict[str, Any]:
     }
 
 
-def follow(program: Program, planned: Mapping[str, Any]) -> None:
-    """Take it over."""
+def follow(
+    program: Program, planned: Mapping[str, Any], place: tuple[int, int], newest_complete: Callable[[], int]
+) -> OwnParts | None:
+    """Take it over; returns what keeps the rank's checkpoints, where it does not see those of rank 0.
+
+    Args:
+        program: takes it over.
+        planned: as `plan` told it.
+        place: of this process among so many that torchrun has started.
+        newest_complete: tells the step of the newest checkpoint that rank 0 has completed.
+
+    Raises:
+        InputError: this rank's part of the checkpoint to go on from is not here, or not whole.
+        RecordError: the checkpoint is damaged, or there can be no folder.
+    """
     size = planned["minibatch size"]
     program.request = replace(program.request, minibatch_size=size, finds_minibatch=False)
-    resumed = None if planned["resumed"] is None else StoredCheckpoint.open(Path(planned["resumed"]))
-    folder = None if planned["folder"] is None else Path(planned["folder"])
-    program.checkpoints = RankCheckpoints(folder, program.request.checkpoint_interval, resumed)
+    folder, resumed, own = planned["folder"], None, None
+    if planned["home"] is not None:
+        own = OwnParts.where_needed(Path(planned["home"]), planned["mark"], place, newest_complete)
+    if planned["resumed"] is not None:
+        path = Path(planned["resumed"])
+        if own is None:
+            resumed = StoredCheckpoint.open(path)
+        else:
+            resumed = own.opened(StoredCheckpoint.of_manifest(path, planned["manifest"]))
+    about = (None if folder is None else Path(folder), program.request.checkpoint_interval, resumed, own)
+    program.checkpoints = RankCheckpoints(*about)
+    return own
 
 
 def go_on_after_restart(program: Program) -> None:
@@ -119,8 +151,14 @@ def go_on_after_restart(program: Program) -> None:
     request = program.request
     if request.checkpoint_interval is not None and request.resume_from is None:
         before = recalled(_memory(program))
-        if before is not None and Path(before).is_dir():
-            program.request = replace(request, resume_from=before)
+        if before is None:
+            return
+        if not Path(before).is_dir():
+            raise InputError(
+                f"{before}: the checkpoints of this run are not on the disk of rank 0, {socket.gethostname()}; start "
+                "each rank where it was (torchrun --node-rank), so that it finds its own"
+            )
+        program.request = replace(request, resume_from=before)
 
 
 def remember_checkpoints(program: Program) -> None:

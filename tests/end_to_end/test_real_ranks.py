@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from leaks import leaks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,33 +59,57 @@ if os.environ.get("RANK", "0") == "0":
 """
 
 
-def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+
+
+def trained(folder: Path, *launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(SCRIPT)
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    real, simulated = (
-        subprocess.run(
-            [sys.executable, *more, "script.py"],
-            cwd=tmp_path,
-            env=clean | {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=True,
-        )
-        for more in (launcher, [])
+    return subprocess.run(
+        [sys.executable, *launcher, "script.py"],
+        cwd=folder,
+        env=clean | {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(folder)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=True,
     )
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the simulated run tells, which nobody kills."""
+    told: dict[str, Any] = json.loads(trained(tmp_path_factory.mktemp("simulated")).stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.parametrize("disk", ["one that all see", "its own"])
+def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(
+    tmp_path: Path, expected: dict[str, Any], disk: str
+) -> None:
+    """Also where rank 1 keeps its parts of checkpoints on a disk that rank 0 does not see."""
+    own = {"NETGYM_CHECKPOINTS": str(tmp_path / "scratch")} if disk == "its own" else {}
+    real = trained(tmp_path, *LAUNCHER, **own)
     # Told by rank 0's exception, or, if torchrun was faster to end it, by its last words.
     (line,) = {
         line.partition("rank 1 on host ")[2] for line in real.stderr.splitlines() if "was lost after" in line
     }
     assert line.endswith(" was lost after step 11; the last checkpoint is of step 10, in saved/Killed")
-    found, expected = (json.loads(done.stdout.splitlines()[-1]) for done in (real, simulated))
+    found = json.loads(real.stdout.splitlines()[-1])
     assert found["resumed"] == 10
     for name in ("losses", "validation", "weight"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
     assert found["seconds"] == sorted(found["seconds"])
-    assert [path.name for path in (tmp_path / "saved" / "Killed").iterdir()] == ["step-00000020"]
+    (last,) = (tmp_path / "saved" / "Killed").iterdir()
+    assert last.name == "step-00000020"
+    ranks = {path.stem for path in last.glob("rank-*.json")}
+    if own:
+        assert ranks == {"rank-0000"}
+        parts = {path.parent.name: path.stem for path in (tmp_path / "scratch").rglob("rank-*.json")}
+        assert parts["part-00000020"] == "rank-0001"
+        assert "part-00000005" not in parts, "what is older than the newest complete one was removed"
+    else:
+        assert ranks == {"rank-0000", "rank-0001"}
 
 
 EXPERIMENT = """\
@@ -110,29 +133,6 @@ strategies:
 CANARY = "canary-b1946ac92492d2347c6235b4d2611184"
 
 
-def _forms_of(secret: str) -> list[bytes]:
-    """How a secret may lie in a file."""
-    plain = secret.encode()
-    return [
-        plain,
-        plain.hex().encode(),
-        base64.b64encode(plain).rstrip(b"="),
-        secret.encode("utf-16-le"),
-        plain[::-1],
-    ]
-
-
-def _contents_of(folder: Path) -> dict[str, bytes]:
-    """Of all files below a folder, and what is packed in them."""
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_file():
-            content = found[str(path)] = path.read_bytes()
-            if content[:2] == b"\x1f\x8b":
-                found[f"{path}, unpacked"] = gzip.decompress(content)
-    return found
-
-
 def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_does(tmp_path: Path) -> None:
     """And nothing in it, in temporary files or in what is printed tells the secret that its ranks share."""
     (tmp_path / "real.yaml").write_text(EXPERIMENT)
@@ -150,11 +150,7 @@ def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_doe
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "out"
-    written = _contents_of(tmp_path) | {"stdout": done.stdout.encode(), "stderr": done.stderr.encode()}
-    assert len(written) > 10
-    assert [
-        name for name, content in written.items() if any(form in content for form in _forms_of(CANARY))
-    ] == []
+    assert leaks(tmp_path, CANARY, stdout=done.stdout, stderr=done.stderr) == []
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [(entry["name"], entry["steps"]) for entry in summary] == [("AllReduce", 6), ("DiLoCo", 6)]
     assert all(entry["wall_seconds"] > 0 for entry in summary)

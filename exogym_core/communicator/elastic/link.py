@@ -56,6 +56,7 @@ class SiteLink:
     Attributes:
         on_push: called in the link's thread with what the rendezvous asks of this process,
         on_told: and with what it tells people.
+        place_in_code: tells where in its code this process is, for people.
         site, num_sites: as agreed.
         pulses: of all sites, as last heard: step, round, place, where, is_there, has_ended, silent.
         where: what people call this process.
@@ -79,6 +80,7 @@ class SiteLink:
         self._address, self._secret = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_told: Callable[[str], None] = lambda line: None
+        self.place_in_code: Callable[[], str] = str
         self.site, self.lane, self.run, self.num_sites = site, lane, run, 0
         self._patience_seconds = patience_seconds
         self.session = secrets.token_hex(8)
@@ -185,7 +187,8 @@ class SiteLink:
                 self.tell("beat")
             else:
                 with contextlib.suppress(TimeoutError, RankError, InputError):
-                    pulse = {**self._pulse, "delay": round(self._delay, 4)}
+                    about = {"delay": round(self._delay, 4), "place": self.place_in_code()}
+                    pulse = {**self._pulse, **about}
                     answer = self.ask("pulse", 2.0, pulse=pulse)
                     self.pulses, self._delay = answer["pulses"], time.monotonic() - last
 

@@ -26,6 +26,7 @@ class RoundMeeting:
     sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
     weights: dict[int, float] = field(default_factory=dict)
     opened: float = 0.0
+    told_seconds: float = 0.0  # how long it had lasted when people were told
     is_settled: bool = False
 
 
@@ -47,6 +48,8 @@ class Attempt:
     broke: float = math.inf
     left: tuple[int, ...] | None = None
     next_group: str = ""
+    opened: float = 0.0
+    told_seconds: float = 0.0
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.ranks.rendezvous.agenda import Attempt, RoundMeeting, Wanted
 from exogym_core.ranks.rendezvous.downloads import Downloads
+from exogym_core.ranks.rendezvous.long_waits import LongWaits
 from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, progress_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Roster:
         self.began: float | None = None  # when the first round did
         self._rounds: dict[int, RoundMeeting] = {}
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
+        self._long_waits = LongWaits(self.sites, say)
         self._downloads = Downloads(self.sites, send, self._new_group)
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
         self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
@@ -198,8 +200,11 @@ class Roster:
             if meeting.is_settled:
                 return
         there = [site for site in meeting.come if not self._is_gone(site, now)]
-        if there and (now >= meeting.deadline or self._awaited(meeting, now) <= set(meeting.come)):
+        missing = self._awaited(meeting, now) - set(meeting.come)
+        if there and (now >= meeting.deadline or not missing):
             self._settle(meeting, tuple(sorted(there)), now)
+        else:
+            self._long_waits.look(meeting, there, missing, now)
 
     def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
         wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
@@ -246,7 +251,9 @@ class Roster:
         sessions = tuple((site, self.sites[site].session) for site in members)
         if sessions != self._standing[0]:
             self._standing = (sessions, self._new_group())
-        made = Attempt(number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds)
+        made = Attempt(
+            number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds, opened=now
+        )
         for key in [key for key, each in self._attempts.items() if each.number < number]:
             del self._attempts[key]
         self._attempts[number, attempt, made.group] = made
@@ -264,7 +271,7 @@ class Roster:
             # Of an earlier life of this rendezvous: what its members say tells what it knew.
             seconds = float(asked["seconds"])
             sessions = {member: self.sites[member].session for member in members if member in self.sites}
-            attempt = Attempt(number, nth, group, members, sessions, seconds, now + seconds)
+            attempt = Attempt(number, nth, group, members, sessions, seconds, now + seconds, opened=now)
             self._attempts[key] = attempt
             meeting = RoundMeeting(number, now, seconds, frozenset(), sessions=sessions)
             meeting.is_settled, meeting.members = True, members
@@ -278,6 +285,7 @@ class Roster:
         if attempt.left is None:
             left = self._left(attempt, now)
             if left is None:
+                self._long_waits.look(attempt, attempt.said, set(attempt.members) - set(attempt.said), now)
                 return
             attempt.left = left
             if left != attempt.members or any(not through for _, through in attempt.said.values()):

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError
 from exogym_core.names import visible
-from exogym_core.ranks.watch import place_in
+from exogym_core.ranks.watch import place_of_rank
 from netsim.files.errors import DeadlockError, RankError
 
 if TYPE_CHECKING:
@@ -100,6 +98,18 @@ class SideChannel:
             self._rows.append(row)
             self._pulse = _at_row(self._pulse, row)
 
+    def post(self, name: str, text: str) -> None:
+        """Have all ranks know a text by name, and no longer an earlier one; returns at once."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError, OSError):  # its host may have gone
+                self._store.set(f"posted {name}", text)
+
+    def posted(self, name: str) -> str | None:
+        """What a rank has posted under that name last; None where nothing was."""
+        if self._store is None or not self._store.check([f"posted {name}"]):
+            return None
+        return self._store.get(f"posted {name}").decode()
+
     def send_now(self) -> None:
         """Send what has not been sent, before this returns."""
         if self._error is None:
@@ -145,7 +155,7 @@ class SideChannel:
     def _beat(self) -> None:
         if self._store is not None:
             with self._lock:
-                self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, place=_place_of_rank())
+                self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, place=place_of_rank())
                 text = json.dumps(self._pulse)
             self._store.set(f"pulse {self.rank}", text)
 
@@ -252,12 +262,3 @@ class SideChannel:
 
 def _at_row(pulse: Pulse, row: Mapping[str, Any]) -> Pulse:
     return pulse._replace(step=row.get("step", pulse.step), round=row.get("round", pulse.round))
-
-
-def _place_of_rank() -> str:
-    """File, line and function of a user's code in which the main thread is."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None:
-        return ""
-    path, line, function = place_in(frame)
-    return f"{function} at {os.path.basename(path)}:{line}"

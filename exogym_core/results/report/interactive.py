@@ -54,6 +54,7 @@ def interactive_curves(
     measures = [name for name in _MEASURES if any(name in each["measures"] for each in curves)]
     timed = any("time" in measure for each in curves for measure in each["measures"].values())
     return {
+        "clock": results.clock,
         "align": align if timed or align != "time" else "steps",
         "alignments": [name for name in ALIGNMENTS if timed or name != "time"],
         "measures": {name: _MEASURES[name] for name in measures},

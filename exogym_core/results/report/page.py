@@ -78,7 +78,9 @@ def shown_of(results: Results) -> Shown:
 def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], align: str = "time") -> Page:
     """All that the page says."""
     results = shown.results
-    decision, topology = verdict(results), results.settings.get("topology")
+    decision = verdict(results)
+    # Real ranks have a network of their own, whatever the experiment names for simulation.
+    topology = results.settings.get("topology") if results.clock != WALL_CLOCK else None
     runs = run_facts(results)
     return Page(
         title=visible(results.settings.get("name", "run"), 80),
@@ -97,7 +99,7 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
             for name, picture in pictures.items()
         ],
         curves=interactive_curves(results, shown.weather, align),
-        tables=[_how_each_was_run(runs)] if runs else [],
+        tables=[_how_each_was_run(runs, results.clock)] if runs else [],
         network=network_matrix(topology),
         drawings=draw_network(topology),
         use=link_use(_histories(folder, results), topology),
@@ -107,12 +109,12 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
     )
 
 
-def _how_each_was_run(runs: Sequence[tuple[str, list[str]]]) -> TextTable:
+def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> TextTable:
     return TextTable(
         "How each was run",
         ["strategy", "judged model", "collectives", "computing", "network", "waiting for others"],
         runs,
-        "Virtual seconds of a worker, means over all; the three sum to the run's time.",
+        f"Seconds of a worker, {clock}, means over all; the three sum to the run's time.",
     )
 
 
@@ -139,7 +141,11 @@ def _trace_of(folder: RunFolder) -> tuple[str, str | None] | None:
 
 
 def _caption(name: str, results: Results) -> str:
-    told = _CAPTIONS[name].replace("virtual time", results.clock)
+    told = (
+        _CAPTIONS[name]
+        .replace("virtual time", results.clock)
+        .replace("Virtual time", results.clock.capitalize())
+    )
     if len(results.seeds) == 1:
         return told
     if name in ("what_the_network_did", "use_of_the_network"):

@@ -184,9 +184,10 @@ def _use_of_the_network(axes: Axes, shown: Shown) -> bool:
             label=visible(result.name, 30),
             color=COLOURS[position % len(COLOURS)],
         )
-    axes.set_xlabel("virtual time, s")
+    told = f"{shown.results.clock}, s"
+    axes.set_xlabel(told)
     if max(ends) > _WIDE_RANGE * min(ends):
-        _make_logarithmic(axes, "virtual time, s", min(ends) / 4, max(ends))
+        _make_logarithmic(axes, told, min(ends) / 4, max(ends))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_title("Use of the network")
@@ -225,7 +226,7 @@ def _where_the_time_went(axes: Axes, shown: Shown) -> bool:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_title("Where the time went", pad=24)
-    axes.set_xlabel("virtual seconds of a worker")
+    axes.set_xlabel(f"{results.clock} of a worker, s")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=3)
     return True
 

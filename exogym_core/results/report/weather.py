@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.names import visible
+from exogym_core.results.report.results import WALL_CLOCK
 from netsim.files.units import format_bits_per_second
 from netsim.topology.topology import Topology
 from netsim.weather.history import simulate_weather
@@ -43,7 +44,9 @@ def weather_of(results: Results) -> WeatherStrips:
     """What the network did while the longest strategy ran; no strips where there is no time."""
     topology = results.settings.get("topology")
     seconds = max((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
-    if not isinstance(topology, dict) or not seconds:
+    if (
+        not isinstance(topology, dict) or not seconds or results.clock == WALL_CLOCK
+    ):  # that of real ranks is another
         return WeatherStrips((), 0.0)
     network = Topology.from_mapping(topology, "experiment.yaml: topology")
     seed = results.settings.get("network_seed")

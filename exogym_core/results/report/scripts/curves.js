@@ -74,7 +74,7 @@ function showUse(section) {
     const ends = curves.map((curve) => curve.x[curve.x.length - 1]);
     chart.show({
       curves,
-      label: "Bits per second that all workers sent, against virtual time",
+      label: `Bits per second that all workers sent, against ${ALIGNMENTS.time}`,
       x: { label: ALIGNMENTS.time, write: seconds, log: Math.max(...ends) > 12 * Math.min(...ends) },
       y: { write: rate, log: false },
       shade: shading("time", curves),

@@ -2,4 +2,4 @@
 
 document.documentElement.classList.add("js");
 const { curves: told, use, trace } = JSON.parse(document.getElementById("data").textContent);
-const ALIGNMENTS = { time: "virtual time", steps: "steps", bytes: "sent by a worker" };
+const ALIGNMENTS = { time: told ? told.clock : "virtual time", steps: "steps", bytes: "sent by a worker" };
