@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from contextlib import contextmanager, suppress
@@ -283,6 +284,34 @@ def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
         with pytest.raises(InputError, match="all 2 sites are there already"):
             site(at, None)
         second.close()
+
+
+def test_a_site_with_another_file_and_those_who_are_there_hear_in_what_they_differ() -> None:
+    """Who has come with another model or seed would else wait for sites of its own without a word at its terminal."""
+    lines: list[str] = []
+    told: dict[int, queue.SimpleQueue[str]] = {0: queue.SimpleQueue(), 1: queue.SimpleQueue()}
+    with meeting(num_sites=2, say=lines.append) as at:
+        links = []
+        for number, seed in ((0, "42"), (1, "7")):
+            facts = {"settings: seed": seed, "model: weight": "float32[4, 64]"}
+            links.append(SiteLink(at.address, SECRET, number, run=f"DiLoCo {seed}", facts=facts))
+            links[-1].on_told = told[number].put
+            links[-1].watch(lambda rank, row: None)
+            links[-1].ask("clock", elapsed=None)
+        heard = [_first(told[number], "another run") for number in (0, 1)]
+        for link in links:
+            link.close()
+    (line,) = {*heard, *(line for line in lines if "another run" in line)}
+    assert line == (
+        "a site has come with another run (DiLoCo 7) than those who are here (DiLoCo 42), and waits for sites of its "
+        "own; if it belongs to them, give it their file: settings: seed is 7, theirs 42"
+    )
+
+
+def _first(lines: queue.SimpleQueue[str], words: str) -> str:
+    while words not in (line := lines.get(timeout=30)):
+        pass
+    return line
 
 
 def test_without_a_rendezvous_the_line_says_what_to_do() -> None:

@@ -224,9 +224,9 @@ def _connected(
     processes: GlooCommunicator | None = None,
 ) -> Iterator[ElasticCommunicator]:
     """This rank's way to the others, when it has been seen that they do the same."""
-    count, about = program.request.num_nodes, run_mark(program)
+    count, (about, facts) = program.request.num_nodes, run_mark(program)
     connected = SiteCommunicator.from_environment(
-        run=about, resumed=is_resumed, on_mark=on_mark, processes=processes
+        run=about, facts=facts, resumed=is_resumed, on_mark=on_mark, processes=processes
     )
     with connected as comm:
         if comm.world_size != count:

@@ -36,6 +36,8 @@ __all__ = [
     "there_is",
 ]
 
+_MOST_FACTS, _MOST_CHARACTERS_OF_A_FACT = 2000, 100  # that other sites are told of a run
+
 
 def find_resumed(program: Program) -> StoredCheckpoint | None:
     """The checkpoint that the request goes on from, None for a run from the start.
@@ -173,12 +175,18 @@ def _memory(program: Program) -> str:
     return f"checkpoints {request.save_dir} {request.run_name or type(request.strategy).__name__}"
 
 
-def run_mark(program: Program) -> str:
-    """A short text that is equal on sites that train the same, and on no others."""
+def run_mark(program: Program) -> tuple[str, dict[str, str]]:
+    """A short text that is equal on sites that train the same, and on no others; and what it is made of, for people."""
     identity = _identity(program, None)
     settings = {name: value for name, value in identity["settings"].items() if not name.startswith("device")}
-    text = json.dumps({**identity, "settings": settings}, sort_keys=True)
-    return f"{identity['strategy']} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    whole = {**identity, "settings": settings}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
+    facts = {
+        f"{name}: {key}" if key else name: str(value)[:_MOST_CHARACTERS_OF_A_FACT]
+        for name, part in whole.items()
+        for key, value in (part.items() if isinstance(part, dict) else [("", part)])
+    }
+    return f"{identity['strategy']} {digest}", dict(list(facts.items())[:_MOST_FACTS])
 
 
 def _identity(program: Program, training_set: str | None) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class SiteCommunicator(ElasticCommunicator):
         cls,
         *,
         run: str = "",
+        facts: Mapping[str, str] | None = None,
         resumed: bool = False,
         on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
         patience_seconds: float = 600.0,
@@ -126,6 +127,7 @@ class SiteCommunicator(ElasticCommunicator):
 
         Args:
             run: what distinguishes this run from others at the same rendezvous, besides NETGYM_RUN.
+            facts: what is trained, by name: tells people in what two runs differ.
             resumed: this process has a state to go on from, though all others may be through with the run.
             on_mark: receives what is marked.
             patience_seconds: how long the rendezvous may be away.
@@ -139,7 +141,12 @@ class SiteCommunicator(ElasticCommunicator):
         name = " ".join(filter(None, [place.run, run]))
 
         def link(site: int | None, lane: int = 0) -> SiteLink:
-            about: Any = {"run": name, "resumed": resumed, "patience_seconds": patience_seconds}
+            about: Any = {
+                "run": name,
+                "facts": facts,
+                "resumed": resumed,
+                "patience_seconds": patience_seconds,
+            }
             return SiteLink(place.address, secret, site, lane=lane, **about)
 
         if processes is None and processes_of_site() > 1:

@@ -50,6 +50,7 @@ class SiteLink:
         site: this process's; None: the rendezvous says which.
         lane: its place among the processes of its site.
         run: which run this is, where one rendezvous sees several.
+        facts: what is trained, by name: tells people in what two runs differ.
         resumed: this process has a state to go on from, though all others may be through with the run.
         patience_seconds: how long the rendezvous may be away, or not be there yet.
 
@@ -74,6 +75,7 @@ class SiteLink:
         *,
         lane: int = 0,
         run: str = "",
+        facts: Mapping[str, str] | None = None,
         resumed: bool = False,
         patience_seconds: float = 600.0,
     ) -> None:
@@ -87,7 +89,8 @@ class SiteLink:
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
         self._remembered: dict[str, Any] = {
-            "resumed": resumed
+            "resumed": resumed,
+            "facts": dict(facts or {}),
         }  # what a rendezvous that has forgotten it must be told
         self._questions: dict[int, _Question] = {}
         self._num_questions = 0

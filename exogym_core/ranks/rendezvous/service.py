@@ -37,6 +37,7 @@ _SECONDS_TO_HELLO = 10.0
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
 _ROWS_AT_ONCE = 500
 _MOST_RUNS = 100  # that are remembered
+_MOST_DIFFERENCES = 3  # between two runs that are told
 
 
 class _SitesOfRun:
@@ -49,6 +50,8 @@ class _SitesOfRun:
         self._sessions: dict[tuple[int, int], str] = {}
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
+        self.facts: Mapping[str, Any] = {}  # what is trained, by name, as the first site told it
+        self.first_words: list[str] = []  # for whoever comes
         self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say)
         self._notes, self._rows = Notes(self._answer), RowLog()
 
@@ -141,6 +144,8 @@ class _SitesOfRun:
             self._tell_rows()
         elif what == "watch":
             self._watching[who] = 0
+            for line in self.first_words:
+                self._send(who, {"push": "told", "line": line})
             self._tell_rows()
         elif what == "clock":
             if message.get("elapsed") is not None:
@@ -181,10 +186,14 @@ class _SitesOfRun:
 
     # --- what they are told -----------------------------------------------------------------------------------
 
-    def _say(self, line: str) -> None:
-        self._say_on(line)
+    def tell(self, line: str) -> None:
+        """A line for people at all sites."""
         for who in list(self._watching):
             self._send(who, {"push": "told", "line": line})
+
+    def _say(self, line: str) -> None:
+        self._say_on(line)
+        self.tell(line)
 
     def _answer(self, who: tuple[int, int], question: int, told: Mapping[str, Any]) -> None:
         self._send(who, {"id": question, **told})
@@ -311,7 +320,7 @@ class Meeting:
         try:
             hello = channel.receive(_SECONDS_TO_HELLO)
             with self._lock:
-                run = self._run_named(str(hello["run"]))
+                run = self._run_named(str(hello["run"]), hello.get("facts"))
                 try:
                     who = run.welcome(channel, hello, time.monotonic())
                 except ValueError as error:
@@ -330,7 +339,7 @@ class Meeting:
                 if run is not None and who is not None:
                     run.leave(who, channel, time.monotonic())
 
-    def _run_named(self, name: str) -> _SitesOfRun:
+    def _run_named(self, name: str, facts: Any) -> _SitesOfRun:
         run = self._runs.get(name)
         if run is not None:
             return run
@@ -340,12 +349,13 @@ class Meeting:
                 oldest.close()
                 del self._runs[oldest.name]
         others = [each for each in self._runs.values() if each.connections and not each.is_over]
-        for each in others:
-            self._say(
-                f"a site has come with another run ({visible(name, 60)}) than those who are here "
-                f"({visible(each.name, 60)}): if it belongs to them, its strategy, seed or settings differ from theirs"
-            )
         run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say)
+        run.facts = facts if isinstance(facts, dict) else {}
+        for each in others:
+            line = _other_run(run, each)
+            self._say(line)
+            each.tell(line)
+            run.first_words.append(line)
         return run
 
     def _keep_looking(self) -> None:
@@ -357,3 +367,19 @@ class Meeting:
                     run.roster.look(now)
             for channel in silent:
                 channel.close()  # its own thread tells that it is lost
+
+
+def _other_run(new: _SitesOfRun, known: _SitesOfRun) -> str:
+    differing = [
+        name for name in {**known.facts, **new.facts} if known.facts.get(name) != new.facts.get(name)
+    ]
+    each = [
+        f"{visible(name, 60)} is {visible(new.facts.get(name), 60)}, theirs {visible(known.facts.get(name), 60)}"
+        for name in differing[:_MOST_DIFFERENCES]
+    ]
+    more = f"; and {len(differing) - len(each)} more" if len(differing) > len(each) else ""
+    told = f": {'; '.join(each)}{more}" if each else ""
+    return (
+        f"a site has come with another run ({visible(new.name, 60)}) than those who are here "
+        f"({visible(known.name, 60)}), and waits for sites of its own; if it belongs to them, give it their file{told}"
+    )
