@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from netsim import Topology
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.signed import PeerError, StrangerError
 from netsim.probe import survey as surveying
-from netsim.probe.gloo import free_port
+from netsim.probe.gloo import GlooTiming, free_port
 from netsim.probe.station import Station
 from netsim.probe.streams import KernelFacts, call, goodput
 from netsim.probe.survey import Asked, Found, Limit, WayFound, survey
@@ -305,3 +306,34 @@ def test_what_it_writes_is_what_was_set() -> None:
     compared = probing.rows(topology, found)
     assert compared
     assert {what: (wanted, got) for what, wanted, got in compared if abs(got / wanted - 1) > 0.05} == {}, text
+
+
+def test_gloo_is_timed_over_the_links_that_were_set() -> None:
+    """`--gloo`: two real ranks find what one way takes, and what the line carries, unlike ways apart."""
+    shaped, probing = benchmark("shaped_links"), benchmark("probe")
+    if reason := shaped.why_not():
+        pytest.skip(reason)
+    nics = {"a": probing.FREE, "b": probing.FREE}
+    wan = [("a", "b", "80 Mbit/s", "40 Mbit/s", "20 ms")]
+    topology = Topology.from_mapping({"name": "set", **probing.regions(nics, wan)})
+    with shaped.ShapedLinks(topology) as net:
+        text = probing.probe(net, ["--seconds", "0.5", "--streams", "2", "--gloo"], 180.0)
+    found = re.search(r"gloo: (\S+) ms for 4 bytes, (\S+) Mbit/s there, (\S+) Mbit/s back \(payload\)", text)
+    assert found is not None, text
+    small, there, back = map(float, found.groups())
+    assert 10.0 <= small < 14.0, text
+    assert there == pytest.approx(80 * 1448 / 1514, rel=0.1), text
+    assert back == pytest.approx(40 * 1448 / 1514, rel=0.1), text
+
+
+def test_ranks_of_gloo_without_a_common_secret_do_not_meet() -> None:
+    """Nor is waited for long: the one that is refused says so in a line."""
+    port = free_port(HERE)
+    first = GlooTiming(0, HERE, port, HERE, SECRET)
+    second = GlooTiming(1, HERE, port, HERE, b"another secret of some length")
+    try:
+        with pytest.raises(PeerError, match=r"^gloo: .*secret"):
+            second.result(60.0)
+    finally:
+        first.close()
+        second.close()

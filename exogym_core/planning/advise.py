@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.planning.groups import groupings
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.ring_order import ring_orders
 from exogym_core.planning.search import climbed
@@ -16,10 +16,12 @@ from netsim.topology.protocol import Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from netsim.topology.topology import Topology
+
 __all__ = ["CANDIDATES", "SEARCHED", "advise", "candidates"]
 
 _STREAMS = (8, 64)
-_MOST_IN_SITES = 16  # ranks of which every step is simulated, since those of a site meet in each
+_MOST_IN_GROUPS = 16  # ranks that all run, since those of a group meet others than those of another
 _REFINED = 3  # of the fastest candidates, how many are tried with more streams
 _MOST_SEARCHED = 10  # plans of a search for tau and fragments
 _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest ways
@@ -64,23 +66,25 @@ def advise(
         on_row: called when another candidate has been planned.
 
     Returns:
-        `ranked` (mappings of plans with `options`, `streams`, `left_out`, `worker_hours`, `days_low`, `days_high` and
-        `pareto`), `ring`, `explained`: what may surprise, and `unknown`: what the ranking does not know.
+        `ranked` (mappings of plans with `options`, `streams`, `groups` of hosts that act as one, `left_out`,
+        `worker_hours`, `days_low`, `days_high` and `pareto`), `ring`, `explained`: what may surprise, and `unknown`:
+        what the ranking does not know.
     """
     rows = []
     for name, options in candidates(setting):
         rows.append(_row(name, options, setting))
         on_row()
+    rows += _grouped(setting)
     rows += _searched(rows, setting)
     rows.sort(key=_place)
     protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
     if Protocol.parse(protocol).has_windows:
         mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
         rows += [
-            {**_row(row["strategy"], row["options"], faster), "streams": streams}
+            {**_row(row["strategy"], row["options"], faster), "streams": streams, "groups": row["groups"]}
             for row in rows[:_REFINED]
             for streams in _STREAMS
-            for faster in [replace(setting, protocol={**mapping, "streams": streams})]
+            for faster in [replace(_placed(setting, row), protocol={**mapping, "streams": streams})]
         ]
     best = min(rows, key=_place)
     explained = _explained(rows)
@@ -99,20 +103,23 @@ def advise(
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The candidates, and some whose rounds are between sites, where all sites have as many workers."""
+    """Strategies and options that are tried; those that are not here yet are left out."""
     for name, options in CANDIDATES:
         if name in STRATEGIES:
             yield name, options
+
+
+def _grouped(setting: Setting) -> Iterator[dict[str, Any]]:
+    """Rounds between groups of near hosts, which average gradients at each step inside: for each number of groups."""
+    if setting.num_ranks > _MOST_IN_GROUPS:
+        return
     topology = setting.topology
-    sites = Counter(topology.region_of(host) for host in topology.place(setting.num_ranks, setting.placement))
-    sizes = set(sites.values())
-    if (
-        len(sites) > 1
-        and len(sizes) == 1
-        and (size := sizes.pop()) > 1
-        and setting.num_ranks <= _MOST_IN_SITES
-    ):
-        yield "DiLoCo", {"H": 30, "codec": "int8", "ranks_per_worker": size}
+    hosts = topology.place(setting.num_ranks, setting.placement)
+    for size, order in groupings(topology, hosts, 4 * setting.model.num_parameters):
+        names = [topology.hosts[hosts[place]].name for place in order]
+        options = {"H": 30, "codec": "int8", "ranks_per_worker": size}
+        row = _row("DiLoCo", options, replace(setting, placement=names))
+        yield {**row, "groups": [names[at : at + size] for at in range(0, len(names), size)]}
 
 
 def _ratio_of(row: Mapping[str, Any], setting: Setting, ratios: Mapping[str, Ratio] | None) -> Ratio | None:
@@ -152,8 +159,13 @@ def _searched(rows: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str
 
 
 def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where a codec makes a strategy slower: its values go other ways."""
-    told = []
+    """Which hosts are groups; where a codec makes a strategy slower, as its values go other ways."""
+    told = [
+        f"ranks_per_worker={row['options']['ranks_per_worker']}: hosts that average gradients at each step are "
+        + " | ".join(", ".join(group) for group in row["groups"])
+        for row in rows
+        if row["groups"] and not row["streams"]
+    ]
     for row in rows:
         plain = {key: value for key, value in row["options"].items() if key != "codec"}
         same = next(
@@ -174,6 +186,13 @@ def _place(row: Mapping[str, Any]) -> tuple[bool, float]:
     return row["fits"] is False, row["days"]
 
 
+def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
+    """The setting with ranks where a row has its groups."""
+    if row["groups"] is None:
+        return setting
+    return replace(setting, placement=[host for group in row["groups"] for host in group])
+
+
 def _row(name: str, options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     made: Plan = measure(build_strategy(name, **options), setting, name)
     days = made.days or 0.0
@@ -182,13 +201,18 @@ def _row(name: str, options: Mapping[str, Any], setting: Setting) -> dict[str, A
         "options": dict(options),
         "streams": None,
         "left_out": None,
+        "groups": None,
         "workers": setting.num_ranks,
         "worker_hours": days * 24 * setting.num_ranks,
     }
 
 
 def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
-    """The best without one site, and without more while that is sooner, if every worker has a host of its own."""
+    """The best without one site, and without more while that is sooner, if every worker has a host of its own.
+
+    Of groups that lie in several sites none is broken up.
+    """
+    setting = _placed(setting, best)
     topology = setting.topology
     hosts = topology.place(setting.num_ranks, setting.placement)
     if len(set(hosts)) < len(hosts):
@@ -197,7 +221,11 @@ def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
     outside: list[str] = []
     soonest = best["days"]
     while len(outside) < _MOST_OUTSIDE:
-        sites = [site for site in _narrowest_first(setting, hosts) if site not in outside]
+        sites = [
+            site
+            for site in _narrowest_first(setting, hosts)
+            if site not in outside and not _is_part_of_a_group(site, best, topology)
+        ]
         if len(sites) < 3:
             break
         tried = [_without([*outside, site], best, setting, hosts) for site in sites[:_MOST_LEFT_OUT]]
@@ -239,7 +267,17 @@ def _without(
         mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
         smaller = replace(smaller, protocol={**mapping, "streams": best["streams"]})
     made = _row(best["strategy"], best["options"], smaller)
-    return {**made, "streams": best["streams"], "left_out": " and ".join(sites)}
+    groups = [group for group in best["groups"] or () if set(group) <= set(kept)] or None
+    return {**made, "streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
+
+
+def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -> bool:
+    """Whether a group has hosts of this site and of others."""
+    for group in row["groups"] or ():
+        regions = {topology.region_of(topology.host_index(host)) for host in group}
+        if site in regions and len(regions) > 1:
+            return True
+    return False
 
 
 def _mark_front(rows: Sequence[dict[str, Any]]) -> None:

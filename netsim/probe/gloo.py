@@ -62,13 +62,13 @@ class GlooTiming:
         try:
             # Not by `communicate`, which would close its input: that ends it.
             self._process.wait(seconds)
+            said, complaint = self._process.stdout.read(1 << 16), self._process.stderr.read(1 << 16)
         except subprocess.TimeoutExpired:
             raise PeerError(
                 f"gloo: no result within {seconds:.0f} s: are all ports open between the hosts?"
             ) from None
         finally:
             self.close()
-        said, complaint = self._process.stdout.read(1 << 16), self._process.stderr.read(1 << 16)
         if self._process.returncode:
             last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
             raise PeerError(f"gloo: {last[:300] or f'ended with {self._process.returncode}'}")
@@ -77,10 +77,14 @@ class GlooTiming:
         return found
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and let go of its pipes."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def free_port(address: str) -> int:
