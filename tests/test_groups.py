@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.advise import advise
-from exogym_core.planning.groups import best_groups, groupings
+from exogym_core.planning.groups import Grouping, best_groups, groupings, round_seconds
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import planned_model
 from netsim.topology.topology import Topology
@@ -95,6 +95,16 @@ def test_every_number_of_groups_is_tried_and_none_where_all_hosts_are_alike() ->
             assert len({mixed.hosts[place].name[0] for place in order[at : at + size]}) == 1
     lan = Topology.load("cluster")
     assert list(groupings(lan, range(4), 1e9)) == []
+
+
+def test_numbers_of_groups_are_told_apart_by_what_a_round_takes() -> None:
+    """Groups of a city are sooner than such across the sea; two ranks of one host need no line."""
+    net, payload = probed(8), 10**8
+    near, far = Grouping(4, [0, 2, 4, 6, 1, 3, 5, 7]), Grouping(4, list(range(8)))
+    ways = [round_seconds(net, range(8), each, payload, 30) for each in (near, far)]
+    assert ways[0] < ways[1] / 5
+    inside = round_seconds(net, [0, 0, 2, 2], Grouping(2, [0, 1, 2, 3]), payload, 30)
+    assert inside == round_seconds(net, [0, 2], Grouping(1, [0, 1]), payload, 30)
 
 
 def test_advice_groups_near_hosts_of_a_probed_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.groups import groupings
+from exogym_core.planning.groups import groupings, round_seconds
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.ring_order import ring_orders
 from exogym_core.planning.search import climbed
@@ -22,6 +22,8 @@ __all__ = ["CANDIDATES", "SEARCHED", "advise", "candidates"]
 
 _STREAMS = (8, 64)
 _MOST_IN_GROUPS = 16  # ranks that all run, since those of a group meet others than those of another
+_GROUP_STEPS = 30  # steps a round between groups
+_MOST_GROUPINGS = 2  # of which rounds are planned
 _REFINED = 3  # of the fastest candidates, how many are tried with more streams
 _MOST_SEARCHED = 10  # plans of a search for tau and fragments
 _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest ways
@@ -110,14 +112,23 @@ def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _grouped(setting: Setting) -> Iterator[dict[str, Any]]:
-    """Rounds between groups of near hosts, which average gradients at each step inside: for each number of groups."""
+    """Rounds between groups of near hosts, which average gradients at each step inside.
+
+    For each number of groups its hosts are searched; those that are soonest by one collective inside and one between
+    are planned.
+    """
     if setting.num_ranks > _MOST_IN_GROUPS:
         return
     topology = setting.topology
     hosts = topology.place(setting.num_ranks, setting.placement)
-    for size, order in groupings(topology, hosts, 4 * setting.model.num_parameters):
+    payload = 4 * setting.model.num_parameters
+    found = sorted(
+        groupings(topology, hosts, payload),
+        key=lambda each: round_seconds(topology, hosts, each, payload, _GROUP_STEPS),
+    )
+    for size, order in found[:_MOST_GROUPINGS]:
         names = [topology.hosts[hosts[place]].name for place in order]
-        options = {"H": 30, "codec": "int8", "ranks_per_worker": size}
+        options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
         row = _row("DiLoCo", options, replace(setting, placement=names))
         yield {**row, "groups": [names[at : at + size] for at in range(0, len(names), size)]}
 

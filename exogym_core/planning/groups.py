@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
+import netsim
 from exogym_core.planning.ring_order import pair_seconds
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from netsim.topology.topology import Topology
 
-__all__ = ["Grouping", "best_groups", "groupings"]
+__all__ = ["Grouping", "best_groups", "groupings", "round_seconds"]
 
 Groups = list[list[int]]
 Table = list[list[float]]
@@ -48,6 +49,35 @@ def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Ite
         groups = best_groups(seconds, size)
         if _cost(groups, seconds)[0] < farthest:
             yield Grouping(size, [place for group in groups for place in group])
+
+
+def round_seconds(
+    topology: Topology, hosts: Sequence[int], grouping: Grouping, num_bytes: int, num_steps: int
+) -> float:
+    """About what a round's messages take: at each step gradients inside the slowest group, in the end one host of each.
+
+    By `netsim.collective`, ideally shared; to tell one number of groups from another, not to plan.
+
+    Args:
+        topology: the network.
+        hosts: of each rank.
+        grouping: of them.
+        num_bytes: of the gradients.
+        num_steps: of a round.
+    """
+    size, order = grouping
+    names = [topology.hosts[hosts[place]].name for place in order]
+    groups = [names[at : at + size] for at in range(0, len(names), size)]
+
+    def seconds(members: Sequence[str]) -> float:
+        apart = list(dict.fromkeys(members))
+        if len(apart) < 2:
+            return 0.0
+        return netsim.collective(
+            topology, "all_reduce", num_bytes=num_bytes, ranks=apart, protocol="ideal"
+        ).seconds
+
+    return num_steps * max(map(seconds, groups)) + seconds([group[0] for group in groups])
 
 
 def best_groups(seconds: Table, size: int) -> Groups:
