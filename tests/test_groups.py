@@ -100,7 +100,8 @@ def test_every_number_of_groups_is_tried_and_none_where_all_hosts_are_alike() ->
 def test_numbers_of_groups_are_told_apart_by_what_a_round_takes() -> None:
     """Groups of a city are sooner than such across the sea; two ranks of one host need no line."""
     net, payload = probed(8), 10**8
-    near, far = Grouping(4, [0, 2, 4, 6, 1, 3, 5, 7]), Grouping(4, list(range(8)))
+    cities = sorted(range(8), key=lambda host: net.hosts[host].name)
+    near, far = Grouping(4, cities), Grouping(4, [*cities[::2], *cities[1::2]])
     ways = [round_seconds(net, range(8), each, payload, 30) for each in (near, far)]
     assert ways[0] < ways[1] / 5
     inside = round_seconds(net, [0, 0, 2, 2], Grouping(2, [0, 1, 2, 3]), payload, 30)

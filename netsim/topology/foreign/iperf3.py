@@ -54,7 +54,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
             )
         local, remote = connected[0]["local_host"], connected[0]["remote_host"]
         ways = [_way_of(end, "")]
-        if test.get("bidir"):
+        if "sum_received_bidir_reverse" in end:
             ways.append(_way_of(end, "_bidir_reverse"))
         streams = int(test.get("num_streams", len(connected)))
         when = start.get("timestamp", {}).get("time", "")

@@ -36,6 +36,9 @@ def read_foreign(
         raise InputError("import: no files given")
     pairs, servers = Pairs(), dict[str, str]()
     texts = [(Path(path), read_text(path)) for path in paths]
+    for path, text in texts:
+        if not text.strip():
+            raise InputError(f"{path}: is empty")
     # Lists of servers first: other files may call them by number.
     texts.sort(
         key=lambda each: not each[1][:400].lower().split("\n", 1)[0].strip().startswith(('"id"', "id,"))
