@@ -78,9 +78,8 @@ class TransferCarrier:
         self._observers: list[NetworkObserver] = []
         # To be told at the end of this instant, by transfer: its place in the order of sending, and what to call.
         self._untold: dict[int, tuple[int, Call]] = {}
-        self._delivered: list[
-            tuple[int, int, float]
-        ] = []  # at this instant: order, id and bytes; not told yet
+        # At this instant, not told yet: order, id and bytes.
+        self._delivered: list[tuple[int, int, float]] = []
         self._capacity = Capacity(topology.bits_per_second, self.protocol)
         self._rates = Rates(self._capacity)
 

@@ -178,12 +178,12 @@ class Shares:
                 self._full.discard(link)
             else:
                 self._full.add(link)
-        changed = {}
+        changed, had, levels, weights = {}, self.rate, self._level, self._weight
         for slot, rate in rates.items():
-            old = self.rate[slot]
+            old = had[slot]
             if abs(rate - old) > _ROUNDING * old:
-                changed[slot] = self.rate[slot] = rate
-            self._level[slot] = self.rate[slot] / self._weight[slot]
+                changed[slot] = had[slot] = old = rate
+            levels[slot] = old / weights[slot]
         return changed
 
     def _least_of_fresh(self) -> float:
@@ -234,23 +234,24 @@ class Shares:
 
         Returns the transfers, and those of each of these links, which they share.
         """
+        links, levels, rates, full = self._links, self._level, self.rate, self._full
         opened = dict.fromkeys(self._fresh)
         met = dict.fromkeys(self._noted)
         for slot in opened:
-            met.update(dict.fromkeys([link for link in self._links[slot] if link in self._full]))
+            met.update(dict.fromkeys([link for link in links[slot] if link in full]))
         pending = list(met)
         shared: dict[int, list[int]] = {}
         for link in pending:  # which grows
             left, slots = self._capacity[link], []
             for slot in self.crossing[link]:
-                if self._level[slot] < least:
-                    left -= self.rate[slot]
+                if levels[slot] < least:
+                    left -= rates[slot]
                     continue
                 slots.append(slot)
                 if slot not in opened:
                     opened[slot] = None
-                    for other in self._links[slot]:
-                        if other in self._full and other not in met:
+                    for other in links[slot]:
+                        if other in full and other not in met:
                             met[other] = None
                             pending.append(other)
             shared[link] = slots
@@ -260,11 +261,12 @@ class Shares:
     def _overfull(self, rates: dict[int, float], shared: Collection[int]) -> set[int]:
         """The links that were left aside and would carry too much at these rates."""
         found: set[int] = set()
+        had, links = self.rate, self._links
         for slot, rate in rates.items():
-            more = rate - self.rate[slot]
+            more = rate - had[slot]
             if more <= 0.0:
                 continue
-            for link in self._links[slot]:
+            for link in links[slot]:
                 if link in shared or link in found:
                     continue
                 self._spare[link] -= more
