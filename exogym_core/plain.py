@@ -84,7 +84,8 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
             return float(value)
         case Tensor():
             name = str(len(tensors))
-            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            # Without values, as in plans, it is kept for its shape.
+            tensors[name] = value if value.is_meta else value.detach().to("cpu", copy=True).contiguous()
             return {"$": "tensor", "name": name}
         case np.ndarray():
             return {**encode(torch.from_numpy(value.copy()), tensors), "$": "array"}

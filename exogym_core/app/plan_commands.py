@@ -36,6 +36,11 @@ _WHERE = (
         "--devices-per-worker", type=click.IntRange(1), default=1, show_default=True, help="That act as one."
     ),
     click.option(
+        "--batch-by-speed",
+        is_flag=True,
+        help="Share all workers' sequences of a step out by their devices' speed.",
+    ),
+    click.option(
         "--batch-size",
         type=click.IntRange(1),
         help="Sequences of a worker in a step [the experiment's, else 256].",
@@ -65,47 +70,63 @@ _WHERE = (
         multiple=True,
         help="Plan for each value; keys as in --set, and wan.bandwidth. May be repeated.",
     ),
+    click.option(
+        "--without",
+        "lost",
+        metavar="SITE",
+        multiple=True,
+        help="Plan without this site as well. May be repeated: each is left out by itself.",
+    ),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write a page with plots."),
     *_WHERE,
 )
 def plan(
-    experiment: Path | None, sweeps: tuple[str, ...], out: Path | None, as_json: bool, **words: Any
+    experiment: Path | None,
+    sweeps: tuple[str, ...],
+    lost: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    **words: Any,
 ) -> None:
     """Say what the strategies of EXPERIMENT need: seconds, bytes, memory, days and money. Nothing is trained.
 
     Without EXPERIMENT: --model, --strategy and --topology.
     """
     from exogym_core.app.planned import request_of
+    from exogym_core.planning.known import Known
     from exogym_core.planning.plan import plan as planned
-    from exogym_core.planning.sweep import break_even, grid, step_ratio_lines
+    from exogym_core.planning.sweep import break_even, grid, is_axis, sooner_throughout, step_ratio_lines
 
     rows: list[dict[str, Any]] = []
-    points = grid(sweeps)
+    points, known = grid(sweeps), Known()
     with SignOfLife("planning", len(points) if sweeps else None) as sign:
         for point in points:
-            request = request_of(experiment, point, **words)
-            rows += [{**row, "point": point} if sweeps else row for row in _plans(request, planned)]
+            request = request_of(experiment, point, known=known, **words)
+            rows += [{**row, "point": point} if sweeps else row for row in _plans(request, planned, lost)]
             sign.advance()
     if not sweeps:
         return _tell(rows, rows, as_json, out)
     keys = [text.partition("=")[0].strip() for text in sweeps]
-    lines = [line for key in keys if _is_axis(rows, key) for line in break_even(rows, key)]
-    told = {"plans": rows, "break_even": lines, "step_ratios": step_ratio_lines(rows)}
+    axes = [key for key in keys if is_axis(rows, key)]
+    told = {
+        "plans": rows,
+        "break_even": [line for key in axes for line in break_even(rows, key)],
+        "sooner_throughout": [line for key in axes for line in sooner_throughout(rows, key)],
+        "step_ratios": step_ratio_lines(rows),
+    }
     return _tell(rows, told, as_json, out)
 
 
-def _plans(request: Request, planned: Callable[..., Any]) -> list[dict[str, Any]]:
+def _plans(request: Request, planned: Callable[..., Any], lost: Sequence[str]) -> list[dict[str, Any]]:
+    """Each strategy where it is to run, then without each site that may be lost."""
     setting = request.setting()
-    return [
-        {"name": label, **planned(strategy, setting, label).to_mapping()}
-        for label, strategy in request.strategies()
-    ]
-
-
-def _is_axis(rows: Sequence[dict[str, Any]], key: str) -> bool:
-    """Whether what was swept can be put on an axis: at least two values, all of them quantities."""
-    values = {row["point"][key] for row in rows}
-    return len(values) > 1 and all(value[:1].isdigit() for value in values)
+    rows = []
+    for label, strategy in request.strategies():
+        rows.append({"name": label, **planned(strategy, setting, label).to_mapping(), "without": None})
+        for site in lost:
+            left = planned(strategy, setting.without([site]), label).to_mapping()
+            rows.append({"name": f"{label} without {site}", **left, "without": site})
+    return rows
 
 
 def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | None) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from exogym_core.app.runs import stdout
 from exogym_core.names import visible
-from netsim.files.units import format_bytes, format_seconds
+from exogym_core.planning.sweep import concerns, is_axis, number, short_keys, step_ratio_lines
+from netsim.files.units import format_bits_per_second, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["print_table", "write_page"]
@@ -31,6 +33,10 @@ _COLUMNS = (
     "limit",
 )
 
+_ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
+_PANELS_A_ROW = 3
+_FEW_DAYS = 10
+
 
 def _cells(row: dict[str, Any]) -> list[str]:
     days, cost = row["days"], row["cost"]
@@ -40,7 +46,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{format_seconds(row['seconds_per_round'])} / {row['steps_per_round']} steps",
         f"{row['compute_utilisation']:.1%}",
         f"{row['tokens_per_second']:,.0f}",
-        "-" if days is None else f"{days:,.1f}",
+        "-" if days is None else f"{days:,.1f}" if days >= _FEW_DAYS else f"{days:.3g}",
         "-" if cost is None else f"{cost:,.0f}",
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else ""),
         format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else ""),
@@ -48,62 +54,167 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def _swept(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Swept keys, each with the name of its column."""
+    return short_keys(rows[0].get("point", {})) if rows else {}
+
+
+def _values(row: dict[str, Any], keys: Mapping[str, str]) -> list[str]:
+    """Of each swept key the value, or `any` where it cannot change this strategy."""
+    return [row["point"][key] if concerns(row, key) else "any" for key in keys]
+
+
+def _once(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by strategy, without those that say of one what another has said of it already."""
+    keys = _swept(rows)
+    if not keys:
+        return list(rows)
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault((row["name"], *_values(row, keys)), row)
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    return sorted(found.values(), key=lambda row: names.index(row["name"]))
+
+
+def _at(point: Mapping[str, str]) -> str:
+    """A point in few words, such as `H=100, codec=int8`."""
+    return ", ".join(f"{name}={point[key]}" for key, name in short_keys(point).items())
+
+
 def _point(row: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in row.get("point", {}).items())
+    return _at({key: value for key, value in row.get("point", {}).items() if concerns(row, key)})
 
 
 def print_table(rows: Sequence[dict[str, Any]], plain: Any) -> None:
-    """One row a plan, then remedies, remarks, and break-even lines."""
+    """One row a plan, then remedies, remarks, and break-even lines; of many points what is told of the best."""
+    keys = _swept(rows)
     table = Table(box=None, pad_edge=False)
-    swept = any("point" in row for row in rows)
-    for column in [*(["at"] if swept else []), *_COLUMNS]:
-        table.add_column(column, justify="left" if column in ("at", "strategy", "limit") else "right")
-    for row in rows:
-        table.add_row(*([_point(row)] if swept else []), *_cells(row))
+    for column in [*keys.values(), *_COLUMNS]:
+        left = column in ("strategy", "limit") or column in keys.values()
+        table.add_column(column, justify="left" if left else "right")
+    for row in _once(rows):
+        table.add_row(*_values(row, keys), *_cells(row))
     console = stdout(180)
     console.print(table)
-    for text in _notes(rows, plain):
+    for text in _notes(rows, plain, short=True):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def _notes(rows: Sequence[dict[str, Any]], plain: Any) -> list[str]:
-    notes = []
-    for row in rows:
-        at = f" at {_point(row)}" if "point" in row else ""
-        name = visible(row["name"], 40)
-        notes.append(f"{name}{at}: limited by {row['limit']['by']}; {row['limit']['remedy']}")
-        if row["fits"] is False:
-            notes.append(
-                f"{name}{at}: does not fit: a worker's devices have {format_bytes(round(row['memory_available']))}; "
-                "more devices a worker, or shard or offload states"
-            )
-        notes += [f"{name}{at}: {visible(remark)}" for remark in row["remarks"]]
+def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -> list[str]:
+    """What is to be said of plans; `short`: of several points of a strategy, of the soonest alone."""
+    shown = _once(rows)
+    if short and _swept(rows):
+        shown = _soonest(shown)
+    notes = [note for row in shown for note in _notes_of(row)]
     if isinstance(plain, dict):
-        notes += [
-            f"{line['first']} and {line['second']} break even at {line['key']} = {line['at']:.4g}"
-            for line in plain["break_even"]
-        ]
-        notes += [
-            f"{line['faster']} stays ahead of {line['slower']} while it needs less than "
-            f"{line['steps_ratio']:.2f} times the steps ({_point(line) or 'here'})"
-            for line in plain["step_ratios"]
-        ]
-    else:
-        for line in _ratios(rows):
-            notes.append(line)
+        notes += _crossing_notes(plain, short=short)
+    notes += _ratio_notes(step_ratio_lines(rows), short=short)
+    if short and len(shown) < len(_once(rows)):
+        notes.append(
+            "limits and remarks are told of each strategy's soonest point, and of variants the soonest beside the "
+            "others; --json and the page of --out have all"
+        )
     notes.append("memory: weights, gradients and states; activations are not counted")
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")
     return notes
 
 
-def _ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
-    from exogym_core.planning.sweep import step_ratio_lines
+def _soonest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["name"] not in best or row["tokens_per_second"] > best[row["name"]]["tokens_per_second"]:
+            best[row["name"]] = row
+    return list(best.values())
 
-    return [
-        f"{line['faster']} stays ahead of {line['slower']} while it needs less than {line['steps_ratio']:.2f} "
-        "times the steps"
-        for line in step_ratio_lines(rows)
-    ]
+
+def _notes_of(row: dict[str, Any]) -> list[str]:
+    point = _point(row)
+    name = visible(row["name"], 40) + (f" at {point}" if point else "")
+    notes = [f"{name}: limited by {row['limit']['by']}; {row['limit']['remedy']}"]
+    if row["fits"] is False:
+        notes.append(
+            f"{name}: does not fit: a worker's devices have {format_bytes(round(row['memory_available']))}; "
+            "more devices a worker, or shard or offload states"
+        )
+    if row.get("failures") is not None:
+        found = row["failures"]
+        told = f"{name}: {found['crashes_per_day']:.3g} crashes a day, each of which takes "
+        told += format_seconds(found["seconds_lost_per_crash"])
+        if found["tokens_lost_per_crash"]:
+            told += f" and {found['tokens_lost_per_crash']:,.0f} tokens"
+        notes.append(
+            f"{told}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
+        )
+    return notes + [f"{name}: {visible(remark)}" for remark in row["remarks"]]
+
+
+def _grouped(
+    lines: Sequence[dict[str, Any]], names: Sequence[str], *, short: bool
+) -> list[list[dict[str, Any]]]:
+    """Lines one by one; `short`: with those of the same two at other points."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        key = tuple(line[name] for name in names)
+        groups.setdefault(key if short else (*key, _at(line["point"])), []).append(line)
+    return list(groups.values())
+
+
+def _crossing_notes(plain: Mapping[str, Any], *, short: bool) -> list[str]:
+    """Break-even lines, and who is sooner without any."""
+    notes = []
+    names = ("first", "second", "key", "sooner_below")
+    for lines in _grouped(plain["break_even"], names, short=short):
+        line, found = lines[0], [each["at"] for each in lines]
+        places = dict.fromkeys(_quantity(line["key"], value) for value in (min(found), max(found)))
+        notes.append(
+            f"{line['sooner_below']} and {line['sooner_above']} break even at {line['key']} = {' to '.join(places)}: "
+            f"{line['sooner_above']} is sooner beyond{_where(lines)}"
+        )
+    for lines in _grouped(plain["sooner_throughout"], ("sooner", "later", "key"), short=short):
+        line = lines[0]
+        if short and _is_of_variants(line["sooner"], line["later"]):
+            continue
+        notes.append(
+            f"{line['sooner']} is sooner than {line['later']} at every {line['key']} that was planned{_where(lines)}"
+        )
+    return notes
+
+
+def _is_of_variants(first: str, second: str) -> bool:
+    """Whether a line is about two variants of one strategy, which are told with what differs."""
+    return "=" in first and "=" in second
+
+
+def _quantity(key: str, value: float) -> str:
+    return format_bits_per_second(value) if key.endswith("bandwidth") else f"{value:.4g}"
+
+
+def _where(lines: Sequence[Mapping[str, Any]]) -> str:
+    point = lines[0]["point"]
+    if not point:
+        return ""
+    return f" ({_at(point)})" if len(lines) == 1 else f" (at {len(lines)} points)"
+
+
+def _ratio_notes(lines: Sequence[dict[str, Any]], *, short: bool) -> list[str]:
+    """Ratios of steps; `short`: of variants those of the one that is most often the sooner alone."""
+    notes = []
+    often = Counter(line["faster"] for line in lines)
+    best: dict[str, str] = {}
+    for name, _ in often.most_common():
+        best.setdefault(name.partition("=")[0], name)
+    for those in _grouped(lines, ("faster", "slower"), short=short):
+        faster, slower = those[0]["faster"], those[0]["slower"]
+        if short and _is_of_variants(faster, slower) and best[faster.partition("=")[0]] != faster:
+            continue
+        ratios = sorted(line["steps_ratio"] for line in those)
+        if ratios[-1] < _ALIKE:
+            continue
+        told = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (ratios[0], ratios[-1])))
+        notes.append(
+            f"{faster} stays ahead of {slower} while it needs less than {told} times the steps{_where(those)}"
+        )
+    return notes
 
 
 def write_page(folder: Path, rows: Sequence[dict[str, Any]], plain: Any) -> None:
@@ -111,10 +222,13 @@ def write_page(folder: Path, rows: Sequence[dict[str, Any]], plain: Any) -> None
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
     _plot(folder / "utilisation.png", rows)
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in ("at", *_COLUMNS))
+    keys = _swept(rows)
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in (*keys.values(), *_COLUMNS))
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in (_point(row), *_cells(row))) + "</tr>"
-        for row in rows
+        "<tr>"
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in (*_values(row, keys), *_cells(row)))
+        + "</tr>"
+        for row in _once(rows)
     )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in _notes(rows, plain))
     page = (
@@ -133,21 +247,54 @@ def _plot(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4))
-    if not any("point" in row for row in rows):
-        axes.bar([row["name"] for row in rows], [row["compute_utilisation"] for row in rows])
+    keys = list(_swept(rows))
+    axis = _axis(rows, keys)
+    if axis is None:
+        figure, axes = plt.subplots(figsize=(7, 4))
+        labels = [", ".join([row["name"], *filter(None, [_point(row)])]) for row in _once(rows)]
+        axes.barh(labels[::-1], [row["compute_utilisation"] for row in _once(rows)][::-1])
+        axes.set_xlabel("compute utilisation")
+        axes.set_xlim(0, 1.02)
     else:
-        lines: dict[str, list[tuple[str, float]]] = {}
-        for row in rows:
-            *rest, last = row["point"].items()
-            name = ", ".join([row["name"], *(f"{key}={value}" for key, value in rest)])
-            lines.setdefault(name, []).append((last[1], row["compute_utilisation"]))
-            axes.set_xlabel(last[0])
-        for name, points in lines.items():
-            axes.plot(*zip(*points, strict=True), marker="o", label=name)
-        axes.legend(fontsize=7)
-    axes.set_ylabel("compute utilisation")
-    axes.set_ylim(0, 1.02)
+        figure = _panels(plt, rows, keys, axis)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
+
+
+def _axis(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str | None:
+    """The swept quantity that goes along: a bandwidth, else what has most values; None where none is a quantity."""
+    found = {key: len({row["point"][key] for row in rows}) for key in keys if is_axis(rows, key)}
+    return max(found, key=lambda key: (key.endswith("bandwidth"), found[key]), default=None)
+
+
+def _panels(plt: Any, rows: Sequence[dict[str, Any]], keys: Sequence[str], axis: str) -> Any:
+    """A panel for each value of one other key, in it a line for each strategy and value of the rest."""
+    others = [key for key in keys if key != axis]
+    apart = min(others, key=lambda key: len({row["point"][key] for row in rows}), default=None)
+    values = list(dict.fromkeys(row["point"][apart] for row in rows)) if apart is not None else [None]
+    rest = [key for key in others if key != apart]
+    width = min(len(values), _PANELS_A_ROW)
+    height = -(-len(values) // width)
+    figure, grid = plt.subplots(
+        height, width, figsize=(max(4.2 * width, 7), 3.6 * height), sharey=True, squeeze=False
+    )
+    for axes, value in zip(grid.flat, values, strict=False):
+        lines: dict[str, dict[float, float]] = {}
+        for row in rows:
+            if apart is None or row["point"][apart] == value:
+                own = {key: row["point"][key] for key in rest if concerns(row, key)}
+                name = ", ".join([row["name"], *filter(None, [_at(own)])])
+                lines.setdefault(name, {})[number(row["point"][axis])] = row["compute_utilisation"]
+        for name, points in lines.items():
+            axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=name)
+        axes.set_xscale("log")
+        axes.set_xlabel(short_keys(keys)[axis] + (" (bit/s)" if axis.endswith("bandwidth") else ""))
+        axes.set_title("" if apart is None else _at({apart: str(value)}), fontsize=9)
+        axes.legend(fontsize=7)
+    for axes in list(grid.flat)[len(values) :]:
+        axes.set_visible(False)
+    for row_of_axes in grid:
+        row_of_axes[0].set_ylabel("compute utilisation")
+    grid[0][0].set_ylim(0, 1.02)
+    return figure

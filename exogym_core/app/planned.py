@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.app.experiment import Experiment
 from exogym_core.app.overrides import apply_overrides
+from exogym_core.planning.known import Known
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, planned_model
 from exogym_core.planning.networks import with_wan_bandwidth
+from exogym_core.planning.setting import Crashes
 from exogym_core.strategy.trials import coding_trials
+from exogym_core.training.options import OPTIONS, file_values
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError
 from netsim.files.units import parse_bits_per_second
@@ -20,6 +23,7 @@ from netsim.topology.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from exogym_core.app.settings import Settings
     from exogym_core.strategy.base import Strategy
 
 __all__ = ["WAN_BANDWIDTH", "Request", "parse_tokens", "request_of"]
@@ -62,6 +66,8 @@ class Request:
         dollars_per_hour: of one worker.
         wan_bandwidth: on every link between sites, as text; None: the topology's.
         devices_per_worker: devices that compute a worker's batch together, without loss.
+        batch_by_speed: workers' batches go by their devices' speed.
+        known: what other requests have found out.
     """
 
     experiment: Experiment
@@ -70,9 +76,13 @@ class Request:
     dollars_per_hour: float | None = None
     wan_bandwidth: str | None = None
     devices_per_worker: int = 1
+    batch_by_speed: bool = False
+    known: Known = field(default_factory=Known)
 
     @classmethod
-    def of(cls, experiment: Experiment, sequence: int = 2048, **options: Any) -> Request:
+    def of(
+        cls, experiment: Experiment, sequence: int = 2048, known: Known | None = None, **options: Any
+    ) -> Request:
         """With the experiment's model on the meta device; no task is loaded, no data are read.
 
         Raises:
@@ -89,7 +99,12 @@ class Request:
         )
         if name in ("llama", "gpt"):
             name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
-        return cls(experiment, planned_model(name, length, **arguments), **options)
+        known = known if known is not None else Known()
+        made = known.once(
+            ("model", name, length, known.number_of(arguments)),
+            lambda: planned_model(name, length, **arguments),
+        )
+        return cls(experiment, made, known=known, **options)
 
     def setting(self) -> Setting:
         """Where the experiment's strategies run.
@@ -124,12 +139,23 @@ class Request:
             self.dollars_per_hour,
             settings.seed,
             self.devices_per_worker,
+            self.batch_by_speed,
+            Crashes.of(_checked("failures", settings)),
+            _checked("until", settings),
+            known=self.known,
         )
 
     def strategies(self) -> list[tuple[str, Strategy]]:
         """Each strategy by its label, built anew."""
         experiment = self.experiment
         return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
+
+
+def _checked(name: str, settings: Settings) -> Any:
+    """What the settings say of an option, as a run would take it: durations in seconds."""
+    check = OPTIONS[name].check
+    assert check is not None
+    return check(name, file_values(settings)[name])
 
 
 def _completed(given: Any, of_topology: Any) -> str | Mapping[str, Any] | None:
@@ -178,6 +204,8 @@ def request_of(
     sequence: int = 2048,
     protocol: str | None = None,
     price: float | None = None,
+    batch_by_speed: bool = False,
+    known: Known | None = None,
 ) -> Request:
     """What a command line asks to plan, at one point of its sweeps.
 
@@ -215,10 +243,12 @@ def request_of(
     return Request.of(
         experiment,
         sequence,
+        known,
         tokens=None if tokens is None else parse_tokens(tokens),
         dollars_per_hour=price,
         wan_bandwidth=bandwidth[-1] if bandwidth else None,
         devices_per_worker=devices_per_worker,
+        batch_by_speed=batch_by_speed,
     )
 
 

@@ -264,6 +264,12 @@ class StepDurations:
         self._slowdown = compute.straggler_slowdown
         self._varies = bool(self._sigma or self._fraction)
 
+    @property
+    def drawn_from(self) -> tuple[float | bytes, ...]:
+        """Equal for those that take equally long at every step."""
+        spread = (self._sigma, self._fraction, self._slowdown, self._prefix) if self._varies else ()
+        return (self.mean_seconds, *spread)
+
     def seconds(self, step: int) -> float:
         """Virtual seconds of step `step`."""
         if not self._varies:

@@ -239,7 +239,7 @@ def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
         ]
         if len(sites) < 3:
             break
-        tried = [_without([*outside, site], best, setting, hosts) for site in sites[:_MOST_LEFT_OUT]]
+        tried = [_without([*outside, site], best, setting) for site in sites[:_MOST_LEFT_OUT]]
         rows += tried
         row = min(tried, key=_place)
         if row["fits"] is False or row["days"] >= soonest:
@@ -266,19 +266,16 @@ def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
     return sorted(names, key=lambda site: widest[site])
 
 
-def _without(
-    sites: Sequence[str], best: Mapping[str, Any], setting: Setting, hosts: Sequence[int]
-) -> dict[str, Any]:
+def _without(sites: Sequence[str], best: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     """What the best candidate needs without some sites."""
     topology = setting.topology
-    kept = [topology.hosts[host].name for host in hosts if topology.region_of(host) not in sites]
-    smaller = replace(setting, num_ranks=len(kept), placement=kept)
+    smaller = setting.without(sites)
     if best["streams"]:
         protocol = setting.protocol if setting.protocol is not None else topology.protocol
         mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
         smaller = replace(smaller, protocol={**mapping, "streams": best["streams"]})
     made = _row(best["strategy"], best["options"], smaller)
-    groups = [group for group in best["groups"] or () if set(group) <= set(kept)] or None
+    groups = [group for group in best["groups"] or () if set(group) <= set(smaller.placement or ())] or None
     return {**made, "streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exogym_core.planning.shapes import arrive
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -52,8 +54,7 @@ class PlannedLearner:
         backward = 1 - _FORWARD_SHARE
         for parameter in reversed(self._parameters):
             self._computing(context.number, backward * parameter.numel() / self._total)
-            # The pass of this parameter alone: it sets the gradient and runs the hooks that wait for it.
-            torch.autograd.backward(parameter, torch.empty_like(parameter))
+            arrive(parameter)
         return math.nan
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,12 +40,18 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
         setting: where.
         label: its name in results; its class's if None.
     """
-    measured = Measured(strategy, setting, label)
-    return replace(
-        measured.plan,
-        limit=_limit(measured, setting),
-        remarks=(*measured.plan.remarks, *_of_the_law(strategy, setting)),
-    )
+
+    def limited() -> Plan:
+        measured = Measured(strategy, setting)
+        return replace(
+            measured.plan,
+            limit=_limit(measured, setting),
+            remarks=(*measured.plan.remarks, *_of_the_law(strategy, setting)),
+        )
+
+    known = setting.known
+    found = known.once(("plan", known.key_of(strategy), setting.key()), limited)
+    return replace(found, strategy=label or type(strategy).__name__)
 
 
 def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:

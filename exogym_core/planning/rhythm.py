@@ -39,6 +39,7 @@ class Rhythm(NamedTuple):
         are_peers_new: ranks meet others in other rounds.
         goes_alone: what a rank requests does not depend on what others send, so one of a kind can stand for all.
         repeats: every step of a round sends as much as the one before, but for the last one.
+        asks: ranks ask for the time, so what they request depends on it.
     """
 
     period: int | None
@@ -46,6 +47,7 @@ class Rhythm(NamedTuple):
     are_peers_new: bool = False
     goes_alone: bool = False
     repeats: bool = False
+    asks: bool = False
 
 
 def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
@@ -84,7 +86,7 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
                 _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
             are_new = any(peers[i] != peers[i + whole] for i in range(whole, len(peers) - whole))
             repeats = whole == period and _all_but_the_last(sizes, period) and not asks
-            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone, repeats)
+            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone, repeats, asks)
         if asks:  # without a network it has no rhythm, however long one looks
             break
         length *= 3

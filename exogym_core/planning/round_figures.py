@@ -26,6 +26,7 @@ class RoundFigures:
         rank_ends: virtual time at which each worker was through with each round: [rank][round].
         staleness: of what servers took in, see `PlannedServer`.
         server_wan_bytes: payload that servers sent to other regions.
+        contributions: of ranks to rounds, where rounds may go on without some.
     """
 
     round_seconds: list[float]
@@ -41,3 +42,4 @@ class RoundFigures:
     rank_ends: list[list[float]] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     server_wan_bytes: int = 0
+    contributions: int = 0

@@ -7,19 +7,22 @@ that stands for all runs once, and what it requests is simulated on as many netw
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.planning.known import Known
 from exogym_core.planning.memory import worker_memory
 from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
 from exogym_core.planning.repeats import FEWEST_STEPS, add_left_out, is_left_out, is_pace_step
 from exogym_core.planning.round_figures import RoundFigures
+from exogym_core.planning.shapes import ShapesAlone
 from exogym_core.ranks.recorded import record, record_kinds
 from exogym_core.ranks.run import run_ranks
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from torch import nn
 
@@ -48,6 +51,11 @@ class SimulatedRounds:
         coding: what the work of codecs costs; None: nothing.
         leaves_out: of steps that repeat each other a few are simulated (`repeats`); steps must take equally long, and
             the network must have neither weather nor prices of links.
+        known: what others of the same strategy and model have recorded; None: nothing.
+        speeds: equal for ranks that compute as fast, where what they request depends on it.
+
+    Attributes:
+        has_absences: rounds go on without those who are late or gone.
     """
 
     def __init__(
@@ -62,6 +70,8 @@ class SimulatedRounds:
         collectives: str | Mapping[str, str] | None = "auto",
         coding: Coding | None = None,
         leaves_out: bool = False,
+        known: Known | None = None,
+        speeds: Hashable = None,
     ) -> None:
         assert rhythm.period is not None
         self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
@@ -71,18 +81,33 @@ class SimulatedRounds:
         self._memory: dict[str, int] = {}
         self._staleness: list[int] = []
         self._schedules: Any = None
-        self._recording = self._record(rhythm)
+        self.has_absences = False
+        known = known if known is not None else Known()
+        plain = (num_ranks, num_rounds, rhythm, self._leaves_out, None if rhythm.goes_alone else speeds)
+        parts = [known.number_of(part) for part in (model, collectives, coding)]
+        self._recording, self._memory, self._staleness, self.has_absences = known.once(
+            ("requests", known.key_of(strategy), *plain, *parts),
+            lambda: (self._record(rhythm), self._memory, self._staleness, self.has_absences),
+        )
 
     def _record(self, rhythm: Rhythm) -> Recording | None:
         """What ranks request; None: that depends on the time."""
+        if rhythm.asks:
+            return None
         with quiet_schedules():
             if rhythm.goes_alone:
                 return record_kinds(self._body, self._num_ranks, self._collectives)
             made = record(self._body, self._num_ranks, self._seconds, self._collectives)
-        return None if made.asks_for_time else made
+        return None if made.asks_for_time or self.has_absences else made
 
     def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         """One rank, from its first step to its last."""
+        # Those that send every step's gradients bucket by bucket have thousands of tensors to join; for others looking
+        # at each call of torch's takes longer than it saves.
+        with ShapesAlone() if self._strategy.overlaps_backward else nullcontext():
+            self._run_rank(comm, computing)
+
+    def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         # With several busy steps a round their places may depend on the model, as those of fragments do.
         # Who serves or asks for the time counts steps of its own.
         skips = self._quiet.count(False) == 1 and self._strategy.is_synchronous
@@ -95,6 +120,7 @@ class SimulatedRounds:
         choose_by_number(mine)
         own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
         runner = PlannedRank(comm, own, mine, computing, self._num_rounds * self._period, self._coding)
+        self.has_absences = mine.absence is not None
         if comm.rank:
             runner.still_optimizers()
         for step in range(self._num_rounds * self._period):
@@ -102,7 +128,10 @@ class SimulatedRounds:
             if self._leaves_out and is_left_out(place, self._period):
                 mine.local_step += 1
                 continue
-            if skips and step and self._quiet[place]:
+            if mine.absence is not None and mine.absence.is_ahead(step):
+                mine.skip_step()
+                mine.row()  # forgets that a round was missed
+            elif skips and step and self._quiet[place]:
                 runner.quiet_step(step)
             else:
                 runner.step(step)
@@ -120,6 +149,7 @@ class SimulatedRounds:
                         "payload_bytes": traffic.payload_bytes,
                         "bytes_sent": traffic.bytes_sent,
                         "wan_bytes": traffic.wan_bytes,
+                        "took_part": mine.absence is None or "averaged_ranks" in mine.row(),
                     }
                 )
         mine.finish()  # what is in flight comes to its end, after the last row
@@ -131,6 +161,7 @@ class SimulatedRounds:
         placement: Sequence[str] | None = None,
         protocol: str | Mapping[str, Any] | None = None,
         num_rounds: int | None = None,
+        whole: bool = True,
     ) -> RoundFigures:
         """Simulate it on a network; collectives go by what was chosen on the first one.
 
@@ -138,6 +169,7 @@ class SimulatedRounds:
             topology: the network.
             placement, protocol: as `run_ranks` has them.
             num_rounds: fewer rounds than there are, or more, if later ones go on as the last ones did; None: all.
+            whole: with the steps that were left out.
         """
         num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
         if self._recording is None:
@@ -155,7 +187,7 @@ class SimulatedRounds:
                 num_marks=num_marks,
                 schedules=self._schedules,
             )
-        return self._told(run)
+        return self._told(run, whole=whole)
 
     @property
     def calls_a_round(self) -> int:
@@ -181,18 +213,19 @@ class SimulatedRounds:
                 collectives=self._collectives,
             )
 
-    def _told(self, run: RunResult[None]) -> RoundFigures:
+    def _told(self, run: RunResult[None], *, whole: bool) -> RoundFigures:
         if run.virtual_seconds is None:
             raise InputError("plan: a topology is needed")
         num_rounds = 1 + max(row.row["round"] for row in run.rows)
         num_workers = self._num_ranks - self._strategy.num_servers
         bytes_sent, wan_bytes, payload = ([[0] * num_rounds for _ in range(num_workers)] for _ in range(3))
-        rank_ends = [[0.0] * num_rounds for _ in range(num_workers)]
+        rank_ends, contributions = [[0.0] * num_rounds for _ in range(num_workers)], 0
         for stamped in run.rows:
             if stamped.row["place"] is not None:
                 continue
             row, number = stamped.row, stamped.row["round"]
             rank_ends[stamped.rank][number] = stamped.virtual_seconds
+            contributions += row["took_part"]
             bytes_sent[stamped.rank][number] = row["bytes_sent"]
             wan_bytes[stamped.rank][number] = row["wan_bytes"]
             payload[stamped.rank][number] = row["payload_bytes"]
@@ -210,8 +243,9 @@ class SimulatedRounds:
             rank_ends,
             list(self._staleness),
             sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
+            contributions,
         )
-        if self._leaves_out:
+        if self._leaves_out and whole:
             marked = [row for row in run.rows if row.row["place"] is not None]
             add_left_out(figures, marked, self._period, self._seconds)
         return figures

@@ -1,18 +1,31 @@
-"""Plans over a grid of options, and where one strategy stops beating another."""
+"""Plans over a grid of options, and where one strategy, or one variant of it, stops beating another."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netsim.files.errors import InputError
 from netsim.files.units import parse_bits_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["break_even", "grid", "step_ratio_lines"]
+__all__ = [
+    "break_even",
+    "changes_learning",
+    "concerns",
+    "grid",
+    "is_axis",
+    "number",
+    "short_keys",
+    "sooner_throughout",
+    "step_ratio_lines",
+]
+
+# Keys that change how long a step takes, and not what is learned in it.
+_OF_TIME = ("protocol", "wan", "topology", "placement", "collectives", "compute", "transport")
 
 
 def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
@@ -34,70 +47,200 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
     return [dict(point) for point in itertools.product(*axes)]
 
 
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key as people say it: of options of strategies the fewest last words that tell them from others.
+
+    >>> short_keys(["strategies.DiLoCo.H", "protocol.streams", "wan.bandwidth"])
+    {'strategies.DiLoCo.H': 'H', 'protocol.streams': 'protocol.streams', 'wan.bandwidth': 'wan.bandwidth'}
+    >>> list(short_keys(["strategies.DiLoCo.H", "strategies.FedAvg.H"]).values())
+    ['DiLoCo.H', 'FedAvg.H']
+    """
+    words = {key: key.split(".") for key in keys}
+    short = {key: key for key in words}
+    for key, own in words.items():
+        if own[0] != "strategies":
+            continue
+        for count in range(1, len(own)):
+            name = ".".join(own[-count:])
+            if all(other == key or name != ".".join(theirs[-count:]) for other, theirs in words.items()):
+                short[key] = name
+                break
+    return short
+
+
+def concerns(row: Mapping[str, Any], key: str) -> bool:
+    """Whether a swept key can change a row: those of other strategies cannot.
+
+    >>> row = {"strategy": "AllReduce", "point": {}}
+    >>> concerns(row, "strategies.DiLoCo.H"), concerns(row, "strategies.AllReduce.codec"), concerns(row, "steps")
+    (False, True, True)
+    """
+    own = f"strategies.{row['strategy']}."
+    return not key.startswith("strategies.") or key.startswith(own)
+
+
+def changes_learning(key: str) -> bool:
+    """Whether a key can change how many steps a loss takes.
+
+    >>> changes_learning("strategies.DiLoCo.H"), changes_learning("protocol.streams")
+    (True, False)
+    """
+    return key.partition(".")[0] not in _OF_TIME
+
+
+def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether what was swept can be put on an axis: at least two values, all of them quantities."""
+    values = {row["point"][key] for row in rows}
+    return len(values) > 1 and all(value[:1].isdigit() for value in values)
+
+
+def number(text: str) -> float:
+    """A swept value as a number: a plain one, or a rate.
+
+    Raises:
+        InputError: it is neither, or not above zero.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = parse_bits_per_second(text)
+    if value <= 0:
+        raise InputError(f"sweep: {text!r} is not above zero")
+    return value
+
+
+class _Line(NamedTuple):
+    """A strategy with all swept keys but one held."""
+
+    name: str
+    strategy: str
+    rest: tuple[tuple[str, str], ...]
+    points: tuple[tuple[float, float], ...]  # value of the key, seconds a token
+
+
 def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """For each pair of strategies, at which value of `key` the faster one changes.
+    """Of each two strategies, and of each two variants of one that differ in one swept key: which is sooner from where.
 
     Between two neighbouring points the crossing is read from the straight line through the ratio of their
-    seconds a step, over the logarithm of the value.
+    seconds a token, over the logarithm of the value.
 
     Args:
         rows: plans as mappings, each with `point`, the values of what is swept.
         key: which of these runs along the line; numbers or rates.
+
+    Returns:
+        Mappings with `first` and `second` (strategies, of variants with what tells them apart), `key`, `at`,
+        `sooner_below` and `sooner_above` (which of both is, on each side of it) and `point`, the values of the other
+        keys that both have.
     """
-    found = []
-    others = {tuple(sorted((k, v) for k, v in row["point"].items() if k != key)) for row in rows}
-    for rest in sorted(others):
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            if tuple(sorted((k, v) for k, v in row["point"].items() if k != key)) == rest:
-                place = _number(row["point"][key])
-                series.setdefault(row["strategy"], []).append((place, 1 / row["tokens_per_second"]))
-        for first, second in itertools.combinations(sorted(series), 2):
-            pairs = list(zip(sorted(series[first]), sorted(series[second]), strict=False))
-            found += [
-                {"first": first, "second": second, "key": key, "at": at, "point": dict(rest)}
-                for at in _crossings(pairs)
-            ]
+    return [line for line in _all_lines(rows, key) if line["at"] is not None]
+
+
+def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Of the same pairs those of which one is sooner at every value of `key`.
+
+    Returns mappings with `sooner`, `later`, `key` and `point`.
+    """
+    return [
+        {
+            "sooner": line["sooner_above"],
+            "later": line["second" if line["sooner_above"] == line["first"] else "first"],
+            "key": key,
+            "point": line["point"],
+        }
+        for line in _all_lines(rows, key)
+        if line["at"] is None
+    ]
+
+
+def _all_lines(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Crossings, and with `at` None the pairs that have none."""
+    found: list[dict[str, Any]] = []
+    for first, second in itertools.combinations(_lines(rows, key), 2):
+        if (told := _told_apart(first, second)) is None:
+            continue
+        names, shared = told
+        pairs = list(zip(first.points, second.points, strict=False))
+        entry = {"first": names[0], "second": names[1], "key": key, "point": shared}
+        crossings = _crossings(pairs)
+        for at, rises in crossings:
+            below, above = names if rises else names[::-1]
+            found.append({**entry, "at": at, "sooner_below": below, "sooner_above": above})
+        ratio = math.prod(a[1] / b[1] for a, b in pairs)
+        if not crossings and not math.isclose(ratio, 1.0, rel_tol=1e-9):
+            sooner = names[0] if ratio < 1 else names[1]
+            found.append({**entry, "at": None, "sooner_below": sooner, "sooner_above": sooner})
     return found
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
+    series: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[float, float]] = {}
+    for row in rows:
+        rest = tuple((k, v) for k, v in row["point"].items() if k != key)
+        place = number(row["point"][key])
+        series.setdefault((*_names(row), rest), {})[place] = 1 / row["tokens_per_second"]
+    return [_Line(*line, tuple(sorted(points.items()))) for line, points in series.items()]
+
+
+def _names(row: Mapping[str, Any]) -> tuple[str, str]:
+    """What a row is called, and its strategy, which may have several rows at a point."""
+    return row.get("name", row["strategy"]), row["strategy"]
+
+
+def _told_apart(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[str, str]] | None:
+    """What two lines are called and what they share; None where they differ in more than one thing."""
+    differ = [k for (k, v), (_, other) in zip(first.rest, second.rest, strict=True) if v != other]
+    shared = {k: v for k, v in first.rest if k not in differ}
+    if first.name != second.name:
+        return None if differ else ((first.name, second.name), shared)
+    if len(differ) != 1 or not concerns({"strategy": first.strategy}, differ[0]):
+        return None
+    (key,) = differ
+    names = [
+        f"{line.name} {short_keys(dict(line.rest))[key]}={dict(line.rest)[key]}" for line in (first, second)
+    ]
+    return (names[0], names[1]), shared
 
 
 def _crossings(
     pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]],
-) -> list[float]:
-    """Where the ratio of two series crosses one, between neighbouring values."""
+) -> list[tuple[float, bool]]:
+    """Where the ratio of two series crosses one between neighbouring values, and whether it rises there."""
     logs = [(math.log(first[0]), math.log(first[1] / second[1])) for first, second in pairs]
     return [
-        math.exp(x0 + (x1 - x0) * y0 / (y0 - y1))
+        (math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), y1 > y0)
         for (x0, y0), (x1, y1) in itertools.pairwise(logs)
         if y0 * y1 < 0
     ]
 
 
 def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each pair of strategies at one point: how many times the other's steps the faster one may need.
+    """How many times the other's steps the faster may need, and be no later at a loss.
 
-    Below that ratio of steps to the same loss it is still the sooner there.
+    For each two strategies at one point, and each two variants of one that differ in one swept key which changes what
+    is learned. Below that ratio of steps to the same loss the faster is still the sooner there.
     """
-    lines = []
-    for _, group in itertools.groupby(rows, key=lambda row: tuple(sorted(row.get("point", {}).items()))):
-        for first, second in itertools.combinations(list(group), 2):
-            fast, slow = sorted((first, second), key=lambda row: -row["tokens_per_second"])
-            lines.append(
-                {
-                    "faster": fast["strategy"],
-                    "slower": slow["strategy"],
-                    "steps_ratio": fast["tokens_per_second"] / slow["tokens_per_second"],
-                    "point": dict(fast.get("point", {})),
-                }
-            )
-    return lines
+    found = []
+    for first, second in itertools.combinations(rows, 2):
+        told = _compared(first, second)
+        if told is None:
+            continue
+        names, point = told
+        (fast, faster), (slow, slower) = sorted(
+            zip((first, second), names, strict=True), key=lambda pair: -pair[0]["tokens_per_second"]
+        )
+        ratio = fast["tokens_per_second"] / slow["tokens_per_second"]
+        found.append({"faster": faster, "slower": slower, "steps_ratio": ratio, "point": point})
+    return found
 
 
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = parse_bits_per_second(text)
-    if number <= 0:
-        raise InputError(f"sweep: {text!r} is not above zero")
-    return number
+def _compared(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[tuple[str, str], dict[str, str]] | None:
+    """As `_told_apart`, of two rows."""
+    one, two = first.get("point", {}), second.get("point", {})
+    lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), ()) for row in (first, second)]
+    differ = [key for key in one if one[key] != two[key]]
+    if any(not changes_learning(key) for key in differ):
+        return None
+    return _told_apart(*lines)

@@ -1,0 +1,136 @@
+"""What crashes of hosts cost: single ones are simulated at several moments, and weighed with how often they happen.
+
+A host that crashes stands still until it is repaired, and what it has computed since its last call is lost
+(docs/weather.md). Who waits for everybody waits for it; rounds with time-outs go on without it, and lack its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from netsim.topology.weather import HostEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from exogym_core.planning.needs import Plan
+    from exogym_core.planning.round_figures import RoundFigures
+    from exogym_core.planning.setting import Crashes, Setting
+    from exogym_core.planning.simulated_rounds import SimulatedRounds
+    from exogym_core.strategy.base import Strategy
+    from netsim.topology.topology import Topology
+
+__all__ = ["Loss", "Simulated", "loss_of_a_crash", "with_failures"]
+
+_MOMENTS = 6  # single crashes that are simulated, each of another host in another part of a round
+_MOST_RANKS = 32  # beyond, what a crash takes is its repair and half of what is computed between two calls
+_MOST_ROUNDS = 40  # of which others go on; what a longer repair takes is reckoned from there
+_AFTER = 3  # rounds after the repair, in which who was away comes back
+_FREQUENT = 0.5  # hosts that are away in the mean: beyond, crashes meet each other
+
+
+class Simulated(Protocol):
+    """A strategy that has been simulated without crashes, and can be simulated again."""
+
+    plan: Plan
+    strategy: Strategy
+    setting: Setting
+    rounds: SimulatedRounds
+
+    @property
+    def rounds_of(self) -> Callable[[int], SimulatedRounds]:
+        """Makes so many of its rounds."""
+
+    @property
+    def has_absences(self) -> bool:
+        """Whether rounds go on without those who are late or gone."""
+
+    def simulated(self, rounds: SimulatedRounds, topology: Topology) -> RoundFigures:
+        """Rounds on a network."""
+
+
+class Loss(NamedTuple):
+    """What one crash takes, in the mean.
+
+    Attributes:
+        seconds: by which the others are later, or where workers go their own pace, the one that crashed.
+        tokens: that do not count, as rounds went on without the one that crashed.
+    """
+
+    seconds: float
+    tokens: float
+
+
+def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
+    """The plan with what crashes take: fewer tokens a second, so more days and money; rounds stay as they are."""
+    quiet, setting = measured.plan, measured.setting
+    hosts = sorted(set(setting.topology.place(setting.num_ranks, setting.placement)))
+    loss = loss_of_a_crash(measured, crashes, hosts)
+    each = crashes.mean_seconds + crashes.repair_seconds
+    if measured.has_absences:
+        lost = loss.tokens * len(hosts) / each / quiet.tokens_per_second
+        factor = (1 + loss.seconds * len(hosts) / each) / (1 - lost) if lost < 1 else math.inf
+    elif measured.strategy.is_synchronous:  # it goes on only while all are there
+        factor = (1 + loss.seconds / crashes.mean_seconds) ** len(hosts)
+    else:
+        factor = 1 + loss.seconds / crashes.mean_seconds
+    remarks = list(quiet.remarks)
+    if len(hosts) * crashes.repair_seconds / each > _FREQUENT:
+        remarks.append(
+            "crashes are so frequent that several hosts are often away at once: what they take is an estimate"
+        )
+    told = {
+        "crashes_per_day": len(hosts) / each * 86_400,
+        "seconds_lost_per_crash": loss.seconds,
+        "tokens_lost_per_crash": loss.tokens,
+        "times_as_long": factor,
+    }
+    return replace(quiet.slowed(factor), failures=told, remarks=tuple(remarks))
+
+
+def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int]) -> Loss:
+    """What a crash takes in the mean, by simulating some: of other hosts, and at other moments of a round."""
+    plan, setting, repair = measured.plan, measured.setting, crashes.repair_seconds
+    if setting.num_ranks > _MOST_RANKS:
+        stretch = plan.seconds_per_round * plan.compute_utilisation
+        return Loss(repair + stretch / 2, 0.0)
+    rounds, beyond = measured.rounds, 0.0
+    if measured.has_absences:
+        needed = 2 + math.ceil(repair / plan.seconds_per_round) + _AFTER
+        rounds = measured.rounds_of(min(needed, _MOST_ROUNDS))
+        beyond = max(needed - _MOST_ROUNDS, 0)
+        repair -= beyond * plan.seconds_per_round
+    quiet = measured.simulated(rounds, setting.topology)
+    start = quiet.round_seconds[0]
+    length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
+    losses = []
+    for moment in range(_MOMENTS):
+        host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
+        at = start + (moment + 0.5) / _MOMENTS * length
+        crashed = measured.simulated(rounds, _with_crash(setting.topology, host, at, repair))
+        losses.append(_loss(measured, quiet, crashed))
+    seconds, tokens = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+    a_worker = plan.steps_per_round * setting.batch_size * setting.model.length
+    return Loss(seconds, tokens + beyond * a_worker)
+
+
+def _with_crash(topology: Topology, host: int, at: float, repair: float) -> Topology:
+    weather = topology.weather
+    events = sorted(
+        (*weather.host_events, HostEvent(at, host, False, repair)),
+        key=lambda event: (event.at_seconds, event.host),
+    )
+    return replace(topology, weather=replace(weather, host_events=tuple(events)))
+
+
+def _loss(measured: Simulated, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
+    """Seconds and tokens between two runs that differ in a crash."""
+    later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
+    if not measured.strategy.is_synchronous:
+        return Loss(max(later), 0.0)
+    setting, steps = measured.setting, measured.plan.steps_per_round
+    missed = quiet.contributions - crashed.contributions
+    tokens = missed * steps * setting.batch_size * setting.model.length
+    return Loss(max(min(later), 0.0), float(tokens))

@@ -1,0 +1,113 @@
+"""What a plan tells of a strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from netsim.files.units import format_seconds
+
+__all__ = ["SECONDS_A_DAY", "Plan"]
+
+SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one strategy needs.
+
+    Attributes:
+        strategy: its label.
+        seconds_per_step: mean over a round that repeats.
+        seconds_per_round: such a round.
+        steps_per_round: its length.
+        compute_utilisation: computing / all time, mean over ranks.
+        exposed_seconds_per_round: waiting without computing, mean over ranks.
+        tokens_per_second: of all workers.
+        days: to the budget of tokens, the first round included.
+        cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
+            (`egress`); None where nothing has a price.
+        cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
+        bytes_per_worker: payload that leaves a worker a round, the largest worker's.
+        payload_bytes: the encoded message of a round, once.
+        wan_bytes: payload between regions a round, over all workers.
+        memory_per_worker: bytes of weights, gradients, optimizers' and outer states.
+        memory: the same by purpose.
+        memory_available: what the worker with least has on its devices; None: not known.
+        fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
+        steady: whether rounds were seen to repeat; else means over what was simulated.
+        tokens: that are worked through: the budget, or less where `until` ends it before; None without either.
+        staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
+            comes, in the mean; None without such a server.
+        failures: what crashes take: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
+            and `times_as_long`, by which `tokens_per_second`, `days` and `cost` are others; None where none are
+            expected.
+        limit: what holds it up, and the cheapest remedy.
+        expected_bytes: the bytes are those to be expected, as they depend on random numbers.
+        collectives: the algorithms that were used, by operation.
+        remarks: what is to be known besides.
+    """
+
+    strategy: str
+    seconds_per_step: float
+    seconds_per_round: float
+    steps_per_round: int
+    compute_utilisation: float
+    exposed_seconds_per_round: float
+    tokens_per_second: float
+    days: float | None
+    cost: float | None
+    cost_by: dict[str, float | None]
+    bytes_per_worker: float
+    payload_bytes: float
+    wan_bytes: float
+    memory_per_worker: int
+    memory: dict[str, int]
+    memory_available: float | None
+    fits: bool | None
+    steady: bool
+    tokens: float | None = None
+    staleness: float | None = None
+    failures: dict[str, float] | None = None
+    limit: dict[str, Any] = field(default_factory=dict)
+    expected_bytes: bool = False
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, in the order of the attributes."""
+        return {**vars(self), "remarks": list(self.remarks)}
+
+    def slowed(self, factor: float) -> Plan:
+        """With so many times the time to the same tokens."""
+        days = None if self.days is None else self.days * factor
+        return replace(
+            self,
+            tokens_per_second=self.tokens_per_second / factor,
+            days=days,
+            **self._money(factor, 1.0),
+        )
+
+    def ended(self, seconds: float) -> Plan:
+        """With no more than so many seconds."""
+        if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
+            return self
+        share = seconds / (self.days * SECONDS_A_DAY)
+        remark = f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are worked through"
+        return replace(
+            self,
+            days=seconds / SECONDS_A_DAY,
+            tokens=self.tokens * share,
+            remarks=(*self.remarks, remark),
+            **self._money(share, share),
+        )
+
+    def _money(self, of_workers: float, of_traffic: float) -> dict[str, Any]:
+        """`cost` and `cost_by`, each part so many times as much."""
+        if not self.cost_by:
+            return {}
+        workers, egress = self.cost_by["workers"], self.cost_by["egress"] or 0.0
+        paid = None if workers is None else workers * of_workers
+        egress *= of_traffic
+        total = egress if paid is None and egress else None if paid is None else paid + egress
+        return {"cost": total, "cost_by": {"workers": paid, "egress": egress}}

@@ -1,0 +1,165 @@
+"""Where a plan takes place: network, workers, what a step computes, and what may happen to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.cost.compute import StepDurations
+from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
+from exogym_core.planning.known import Known
+from exogym_core.planning.weather import differs_for_ever
+from netsim.files.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from exogym_core.cost.compute import Compute
+    from exogym_core.planning.models import SequenceModel
+    from netsim.topology.topology import Topology
+
+__all__ = ["Crashes", "Setting"]
+
+
+@dataclass(frozen=True)
+class Crashes:
+    """How often hosts crash: independently, at exponential times.
+
+    Attributes:
+        mean_seconds: from a repair to the next crash of one host.
+        repair_seconds: until it is back.
+    """
+
+    mean_seconds: float
+    repair_seconds: float
+
+    @classmethod
+    def of(cls, given: Mapping[str, float] | None) -> Crashes | None:
+        """From an experiment's `failures`, in seconds; None where there are none."""
+        return None if given is None else cls(given["mtbf"], given["repair"])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a plan takes place: everything but the strategy.
+
+    Attributes:
+        model: whose shapes travel.
+        topology: the network.
+        compute: how long a step takes.
+        num_ranks: workers.
+        batch_size: sequences of each worker in a step.
+        tokens: the budget; None: no days and no cost.
+        placement, protocol, collectives: as `run_ranks` has them.
+        half: the model computes in half precision.
+        dollars_per_hour: of one worker; None: no cost.
+        seed: of jitter and stragglers.
+        devices_per_worker: devices that compute a worker's batch together, without loss.
+        batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
+        failures: how often workers' hosts crash; None: never.
+        until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
+        known: what other plans have found out, and this one need not.
+    """
+
+    model: SequenceModel
+    topology: Topology
+    compute: Compute
+    num_ranks: int
+    batch_size: int
+    tokens: float | None = None
+    placement: Sequence[str] | None = None
+    protocol: str | Mapping[str, Any] | None = None
+    collectives: str | Mapping[str, str] | None = "auto"
+    half: bool = True
+    dollars_per_hour: float | None = None
+    seed: int = 0
+    devices_per_worker: int = 1
+    batch_by_speed: bool = False
+    failures: Crashes | None = None
+    until: float | None = None
+    known: Known = field(default_factory=Known, compare=False, repr=False)
+
+    def key(self) -> Hashable:
+        """Equal for equal settings that share what is known."""
+        return self.known.number_of({name: value for name, value in vars(self).items() if name != "known"})
+
+    def durations(self) -> list[StepDurations]:
+        """How long each rank computes a step, by its host's device."""
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        made = []
+        for host, batch in zip(hosts, self.batches(), strict=True):
+            seconds = self._step_seconds(host, batch)
+            made.append(StepDurations(self.compute, seconds, self.seed, hosts.index(host)))
+        return made
+
+    def _step_seconds(self, host: int, batch: float) -> float:
+        flops = self.model.sequence_flops * batch / self.devices_per_worker
+        machine = self.topology.hosts[host]
+        return self.compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+
+    def batches(self) -> list[int]:
+        """Sequences of each worker in a step: whole ones, at least one, as many in all as if all had the same.
+
+        Raises:
+            InputError: they are to go by speed, and steps have a fixed time.
+        """
+        if not self.batch_by_speed:
+            return [self.batch_size] * self.num_ranks
+        if self.compute.kind != "flops":
+            raise InputError(
+                "plan: batches by speed need devices' speeds; leave compute.fixed out, or give --device"
+            )
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        speeds = [1 / self._step_seconds(host, 1) for host in hosts]
+        total = self.batch_size * self.num_ranks - self.num_ranks  # one is everybody's
+        exact = [total * speed / sum(speeds) for speed in speeds]
+        whole = [int(share) for share in exact]
+        rest = sorted(range(len(exact)), key=lambda rank: whole[rank] - exact[rank])
+        for rank in rest[: total - sum(whole)]:
+            whole[rank] += 1
+        return [1 + share for share in whole]
+
+    def without(self, sites: Sequence[str]) -> Setting:
+        """This without the workers of some sites (regions, or hosts outside of any).
+
+        Raises:
+            UnknownNameError: no worker is at a site of this name.
+            InputError: nobody would be left.
+        """
+        topology = self.topology
+        hosts = topology.place(self.num_ranks, self.placement)
+        there = list(dict.fromkeys(topology.region_of(host) for host in hosts))
+        for site in sites:
+            if site not in there:
+                raise unknown_name("site with workers", site, there)
+        kept = [topology.hosts[host].name for host in hosts if topology.region_of(host) not in sites]
+        if not kept:
+            raise InputError(f"plan: without {' and '.join(sites)} no worker is left; leave a site")
+        return replace(self, num_ranks=len(kept), placement=kept)
+
+    def is_even(self) -> bool:
+        """Whether every step takes as long as the one before, whenever it is, and no link charges for traffic."""
+        compute, topology = self.compute, self.topology
+        even = not compute.jitter and not compute.straggler_fraction
+        return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
+
+    def differs_for_ever(self) -> bool:
+        """Whether rounds go on to differ by chance."""
+        return differs_for_ever(self.compute, self.topology.weather)
+
+    def tokens_a_round(self, period: int) -> int:
+        """Of all workers in so many steps."""
+        return period * self.num_ranks * self.batch_size * self.model.length
+
+    def num_rounds(self, period: int) -> float | None:
+        """That the budget of tokens has, of so many steps each; None without a budget."""
+        return None if self.tokens is None else self.tokens / self.tokens_a_round(period)
+
+    def memory_available(self) -> float | None:
+        """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
+        if self.compute.kind != "flops":
+            return None  # a time was given, and no device
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        names = {self.compute.device or self.topology.hosts[host].device or DEFAULT_DEVICE for host in hosts}
+        known = [find_device(name).memory_bytes for name in sorted(names)]
+        return min((each * self.devices_per_worker for each in known if each is not None), default=None)

@@ -1,0 +1,133 @@
+"""What a plan says of mishaps and of unlike workers: crashes, an end, a lost site, batches by speed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_planning import NETWORK, Tiny, setting
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.app.cli import main
+from exogym_core.cost.compute import Compute
+from exogym_core.planning.measure import measure
+from exogym_core.planning.setting import Crashes
+from exogym_core.strategy import build_strategy
+from netsim.files.errors import InputError
+from netsim.topology.topology import Topology
+
+GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmaking_time": 1}
+CRASHES = Crashes(40.0, 3.0)
+
+
+def trained(steps: int, **options: Any) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
+    return (
+        Trainer(Tiny(), data)
+        .fit(
+            strategy=build_strategy("DiLoCo", H=5, **options),
+            num_nodes=4,
+            batch_size=2,
+            max_steps=steps,
+            topology=NETWORK,
+            compute="50 ms",
+            failures={"mtbf": CRASHES.mean_seconds, "repair": CRASHES.repair_seconds},
+            until=3000,
+            workers="threads",
+            disable_logging=True,
+            val_size=0,
+        )
+        .fit_result
+    )
+
+
+def test_crashes_cost_what_they_cost_in_training() -> None:
+    """A real run with drawn crashes takes as much longer as the plan expects, within what twenty draws can tell."""
+    quiet = measure(build_strategy("DiLoCo", H=5), setting())
+    plan = measure(build_strategy("DiLoCo", H=5), setting(failures=CRASHES))
+    steps = 1200
+    took = trained(steps).virtual_seconds / (steps * quiet.seconds_per_step)
+    assert plan.failures is not None
+    longer = plan.failures["times_as_long"]
+    assert 1.3 < longer < 1.5
+    assert took == pytest.approx(longer, rel=0.1)
+    assert plan.tokens_per_second == pytest.approx(quiet.tokens_per_second / longer)
+    assert plan.days == pytest.approx((quiet.days or 0) * longer)
+    assert plan.seconds_per_round == quiet.seconds_per_round
+    assert plan.failures["crashes_per_day"] == pytest.approx(4 / 43 * 86_400)
+
+
+def test_rounds_that_go_on_without_a_crashed_host_lose_its_steps() -> None:
+    """Where nobody is waited for, crashes take less time, and the tokens of those who are away."""
+    waits = measure(build_strategy("DiLoCo", H=5), setting(failures=CRASHES))
+    goes_on = measure(build_strategy("DiLoCo", H=5, **GOES_ON), setting(failures=CRASHES))
+    assert waits.failures is not None
+    assert goes_on.failures is not None
+    assert waits.failures["tokens_lost_per_crash"] == 0
+    assert goes_on.failures["tokens_lost_per_crash"] > 0
+    assert 0 <= goes_on.failures["seconds_lost_per_crash"] < waits.failures["seconds_lost_per_crash"]
+    assert waits.failures["seconds_lost_per_crash"] == pytest.approx(3.0, rel=0.05)
+
+
+def test_what_ends_before_the_budget_is_told() -> None:
+    """`until` cuts days, tokens and money alike; where it comes later nothing changes."""
+    whole = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0))
+    cut = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0, until=600.0))
+    assert cut.days == pytest.approx(1 / 144)
+    assert cut.tokens == pytest.approx(1e6 / 144 / (whole.days or 0))
+    assert cut.cost == pytest.approx(2.0 * 4 / 6)
+    assert any("until = 10 min ends it" in remark for remark in cut.remarks), cut.remarks
+    assert measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0, until=1e9)) == whole
+
+
+def test_batches_by_speed_keep_the_slow_from_holding_up_the_fast() -> None:
+    """As many sequences in all; each worker's by its device, and steps take equally long but for rounding."""
+    network = json.loads(json.dumps(NETWORK))
+    network["regions"]["a"]["device"] = "h100"
+    network["regions"]["b"]["device"] = "a100"
+    where = replace(
+        setting(), topology=Topology.from_mapping(network), compute=Compute.parse("flops"), batch_size=100
+    )
+    even, by_speed = where, replace(where, batch_by_speed=True)
+    assert even.batches() == [100] * 4
+    batches = by_speed.batches()
+    assert sum(batches) == 400
+    assert batches[0] == batches[1] > batches[2] == batches[3]
+    seconds = [each.mean_seconds for each in by_speed.durations()]
+    assert max(seconds) == pytest.approx(min(seconds), rel=0.03)
+    slow, fast = (measure(build_strategy("DiLoCo", H=5), where) for where in (even, by_speed))
+    assert fast.seconds_per_step < slow.seconds_per_step
+    with pytest.raises(InputError, match="batches by speed need devices' speeds"):
+        replace(setting(), batch_by_speed=True).durations()
+
+
+def test_a_lost_site_is_planned_beside_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--without` adds a row a site; one that is not there is told."""
+    words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
+    assert main([*words.split(), "--without", "asia", "--without", "eu", "--json"]) == 0
+    whole, *lost = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in lost] == ["DiLoCo without asia", "DiLoCo without eu"]
+    assert [row["without"] for row in (whole, *lost)] == [None, "asia", "eu"]
+    assert len({row["seconds_per_round"] for row in (whole, *lost)}) == 3
+    assert main([*words.split(), "--without", "mars"]) == 2
+    assert "site with workers" in capsys.readouterr().err
+
+
+def test_an_experiments_failures_and_end_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file or --set says of them is not passed over."""
+    words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
+    sets = ["--set", "failures.mtbf=1 h", "--set", "until=1 s"]
+    assert main([*words.split(), *sets, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["failures"]["times_as_long"] > 1.5
+    assert row["days"] == pytest.approx(1 / 86_400)
+    assert row["tokens"] < 1e9
+    assert main([*words.split(), *sets]) == 0
+    told = capsys.readouterr().out
+    assert "crashes" in told
+    assert "until = 1 s ends it" in told

@@ -1,0 +1,115 @@
+"""Sweeps of plans: what is told of them, and that points share what they have in common."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from exogym_core.app.cli import main
+from exogym_core.planning import measure as measured
+from exogym_core.planning import simulated_rounds
+from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = (
+    "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "
+    "--device h100 --tokens 1B --protocol linux-tcp"
+)
+CODEC, BANDWIDTH = "strategies.DiLoCo.codec", "wan.bandwidth"
+
+
+def row(strategy: str, tokens_per_second: float, **point: str) -> dict[str, Any]:
+    named = {"codec": CODEC, "bandwidth": BANDWIDTH, "streams": "protocol.streams"}
+    swept = {named[name]: value for name, value in point.items()}
+    return {"strategy": strategy, "tokens_per_second": tokens_per_second, "point": swept}
+
+
+def test_variants_of_one_strategy_break_even_too() -> None:
+    """int8 is sooner on narrow lines and fp32 on wide ones; AllReduce is compared with both, and not with itself."""
+    rows = [
+        row("DiLoCo", 1.0, codec="fp32", bandwidth="1 Gbit/s"),
+        row("DiLoCo", 2.0, codec="int8", bandwidth="1 Gbit/s"),
+        row("DiLoCo", 4.0, codec="fp32", bandwidth="100 Gbit/s"),
+        row("DiLoCo", 2.0, codec="int8", bandwidth="100 Gbit/s"),
+        *(
+            row("AllReduce", 1.5, codec=c, bandwidth=b)
+            for c in ("fp32", "int8")
+            for b in ("1 Gbit/s", "100 Gbit/s")
+        ),
+    ]
+    lines = break_even(rows, BANDWIDTH)
+    assert [(line["first"], line["second"]) for line in lines] == [
+        ("DiLoCo codec=fp32", "DiLoCo codec=int8"),
+        ("DiLoCo", "AllReduce"),
+    ]
+    variants, others = lines
+    assert variants["at"] == pytest.approx(1e10)  # half-way, on the logarithm
+    assert (variants["sooner_below"], variants["sooner_above"]) == ("DiLoCo codec=int8", "DiLoCo codec=fp32")
+    assert (others["sooner_above"], others["point"]) == ("DiLoCo", {CODEC: "fp32"})
+    assert sooner_throughout(rows, BANDWIDTH) == [
+        {"sooner": "DiLoCo", "later": "AllReduce", "key": BANDWIDTH, "point": {CODEC: "int8"}}
+    ]
+
+
+def test_ratios_of_steps_are_told_where_what_is_learned_differs() -> None:
+    """Two codecs may need other numbers of steps; two numbers of streams do not."""
+    rows = [
+        row("DiLoCo", 1.0, codec="fp32", streams="1"),
+        row("DiLoCo", 3.0, codec="int8", streams="1"),
+        row("DiLoCo", 2.0, codec="fp32", streams="8"),
+    ]
+    assert step_ratio_lines(rows) == [
+        {
+            "faster": "DiLoCo codec=int8",
+            "slower": "DiLoCo codec=fp32",
+            "steps_ratio": 3.0,
+            "point": {"protocol.streams": "1"},
+        }
+    ]
+
+
+def test_points_share_what_does_not_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three streams and two lengths of rounds: rhythms and requests are found once for each that they change."""
+    rhythms: list[str] = []
+    recorded: list[str] = []
+    found, alone = measured.rhythm, simulated_rounds.record_kinds
+    monkeypatch.setattr(
+        measured,
+        "rhythm",
+        lambda strategy, num: (rhythms.append(type(strategy).__name__), found(strategy, num))[1],
+    )
+    monkeypatch.setattr(
+        simulated_rounds, "record_kinds", lambda *given: (recorded.append(""), alone(*given))[1]
+    )
+    sweeps = " --sweep strategies.DiLoCo.H=5,10 --sweep protocol.streams=1,8,64 --json"
+    assert main((WORDS + sweeps).split()) == 0
+    assert sorted(rhythms) == ["DiLoCoStrategy", "DiLoCoStrategy", "SimpleReduceStrategy"]
+    assert len(recorded) == 3
+    told = json.loads(capsys.readouterr().out)
+    by_point: dict[tuple[str, ...], set[float]] = {}
+    for plan in told["plans"]:
+        if plan["name"] == "AllReduce":
+            by_point.setdefault((plan["point"]["protocol.streams"],), set()).add(plan["seconds_per_step"])
+    assert [len(seconds) for seconds in by_point.values()] == [1, 1, 1]
+
+
+def test_a_swept_table_says_each_thing_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A column a key, by its last word; a strategy that a key does not concern has a row less; a limit a strategy."""
+    sweeps = " --sweep strategies.DiLoCo.H=5,10 --sweep wan.bandwidth=10Mbit/s,100Gbit/s --out " + str(
+        tmp_path
+    )
+    assert main((WORDS + sweeps).split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["H", "wan.bandwidth", "strategy"]
+    assert sum("AllReduce" in line and " any " in f" {line} " for line in lines) == 2
+    assert sum("limited by" in line for line in lines) == 2
+    assert any("DiLoCo H=10 is sooner than DiLoCo H=5" in line or "times the steps" in line for line in lines)
+    page = (tmp_path / "plan.html").read_text()
+    assert page.count("limited by") == 6
+    assert (tmp_path / "utilisation.png").stat().st_size > 1000
