@@ -508,6 +508,29 @@ def test_what_cannot_be_said_in_a_format_is_refused(tmp_path: Path) -> None:
     assert "know a switch, a full mesh or a ring of equal links only" in result.output
 
 
+def test_some_places_of_a_large_table(tmp_path: Path) -> None:
+    """Public tables have hundreds of places: all of them are too large for a topology file, and a few are wanted."""
+    names = [f"city{number}" for number in range(130)]
+    rows = [
+        "from,to,rtt,throughput",
+        *(f"{a},{b},90 ms,1 Gbit/s" for a, b in itertools.combinations(names, 2)),
+    ]
+    (path,) = write(tmp_path, {"world.csv": "\n".join(rows)})
+    few = CliRunner().invoke(cli, ["import", str(path), "--only", "city7, city21,city99"])
+    assert few.exit_code == 0, few.output
+    net = Topology.from_mapping(parse_document(few.stdout).data)  # type: ignore[arg-type]
+    assert sorted(host.name for host in net.hosts) == ["city21.0", "city7.0", "city99.0"]
+    unknown = CliRunner().invoke(cli, ["import", str(path), "--only", "city7,cityy21"])
+    assert unknown.exit_code == 1
+    assert "unknown place in the measurements 'cityy21': did you mean" in unknown.output
+    whole = CliRunner().invoke(cli, ["import", str(path)])
+    assert whole.exit_code == 1
+    assert (
+        "8,385 links make a topology file of more than 1 MB, which is not read: take some of the"
+        in whole.output
+    )
+
+
 def test_from_the_command_line_to_a_file_that_validates(tmp_path: Path) -> None:
     (path,) = write(tmp_path, {"ways.csv": PLAIN})
     out = tmp_path / "mine.yaml"

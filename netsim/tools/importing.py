@@ -18,6 +18,7 @@ __all__ = ["command"]
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--name", metavar="NAME", help="Of the topology; default: the file's.")
+@click.option("--only", metavar="PLACE,...", default="", help="Of the measured places these alone.")
 @click.option("--hosts", default=1, show_default=True, type=click.IntRange(1, 1000), help="Of each place.")
 @click.option("--nic", default="10 Gbit/s", show_default=True, metavar="RATE", help="Each host's own link.")
 @click.option("--bandwidth", metavar="RATE", help="Of ways for which no rate is told, such as '1 Gbit/s'.")
@@ -26,6 +27,7 @@ __all__ = ["command"]
 def command(
     files: tuple[Path, ...],
     name: str | None,
+    only: str,
     hosts: int,
     nic: str,
     bandwidth: str | None,
@@ -46,7 +48,8 @@ def command(
             parse_bits_per_second(nic),
             hosts,
         )
-        text = read_foreign(files, name, assumed).to_yaml()
+        places = [place.strip() for place in only.split(",") if place.strip()]
+        text = read_foreign(files, name, assumed, places).to_yaml()
         if out is None:
             click.echo(text, nl=False)
         else:

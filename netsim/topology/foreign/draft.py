@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from netsim.files.documents import parse_document
+from netsim.files.documents import MAX_FILE_BYTES, parse_document
 from netsim.files.errors import InputError
 from netsim.topology.topology import Topology
 
@@ -94,14 +94,24 @@ class Draft:
     def to_yaml(self) -> str:
         """The file, which is read once to be sure that it is one.
 
-        Raises InputError where what was read makes no network, such as one that is not connected.
+        Raises InputError where what was read makes no network, such as one that is not connected, or one that is too
+        large for a topology file.
         """
-        text = "\n".join(self._lines([])) + "\n"
+        text = self._text([])
         topology = self._loaded(text)
         routes = self._direct_routes(topology) if self.are_ends_measured else self._told_routes(topology)
         if routes:
-            text = "\n".join(self._lines(routes)) + "\n"
+            text = self._text(routes)
             self._loaded(text)
+        return text
+
+    def _text(self, routes: Iterable[str]) -> str:
+        text = "\n".join(self._lines(routes)) + "\n"
+        if len(text.encode()) > MAX_FILE_BYTES:
+            raise InputError(
+                f"{self.name}: {len(self.links):,} links make a topology file of more than 1 MB, which is not read: "
+                "take some of the places with --only A,B,..."
+            )
         return text
 
     def _loaded(self, text: str) -> Topology:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, unknown_name
 from netsim.topology.foreign.draft import Assumed, Draft, DraftLink, milliseconds, rate, safe_name
 
 if TYPE_CHECKING:
@@ -65,6 +65,14 @@ class Pairs:
             way.loss = loss
         if note and note not in way.notes:
             way.notes.append(note)
+
+    def keep(self, places: Sequence[str]) -> None:
+        """Leave out the ways of all other places. Raises UnknownNameError for a place that no way has."""
+        known = {place for pair in self.ways for place in pair}
+        for place in places:
+            if place not in known:
+                raise unknown_name("place in the measurements", place, known)
+        self.ways = {pair: way for pair, way in self.ways.items() if set(pair) <= set(places)}
 
     def draft(self, name: str, assumed: Assumed, places: Sequence[str] = ()) -> Draft:
         """Each place a region with hosts of its own, each pair a link between regions, one figure a direction.

@@ -22,12 +22,21 @@ __all__ = ["read_foreign"]
 
 
 def read_foreign(
-    paths: Sequence[str | Path], name: str | None = None, assumed: Assumed | None = None
+    paths: Sequence[str | Path],
+    name: str | None = None,
+    assumed: Assumed | None = None,
+    only: Sequence[str] = (),
 ) -> Draft:
     """The topology that files describe: measurements of any number of them together, or one description.
 
     Told apart by their contents: iperf3 -J, ping's output, tables of round trips and throughput (CSV or JSON, see
     `netsim.topology.foreign.matrices`), GraphML, GML, ASTRA-sim's YAML, SimGrid's XML.
+
+    Args:
+        paths: of the files.
+        name: of the topology; None: the file's.
+        assumed: what stands in for what files do not say.
+        only: of measured places, as files call them; none: all.
 
     Raises InputError with the file, and line or entry, of what is wrong or missing.
     """
@@ -48,9 +57,13 @@ def read_foreign(
         if draft is not None:
             if len(texts) > 1:
                 raise InputError(f"{path}: describes a whole network: import it alone")
+            if only:
+                raise InputError(f"{path}: describes a whole network, of which --only cannot take a part")
             draft.name = name or draft.name
             return draft
         _measured(path, text, pairs, servers)
+    if only:
+        pairs.keep(only)
     return pairs.draft(name or (texts[0][0].stem if len(texts) == 1 else "measured"), assumed)
 
 
