@@ -81,6 +81,7 @@ def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
     assert finish == pytest.approx([0.02 + 0.008, 0.5 + 0.02 + 0.004])
     assert netsim.flows(PAIR, keyed).finish_seconds == finish
     assert netsim.flows(PAIR, str(path)).finish_seconds == finish
+    assert netsim.flows(PAIR, [("0 s", "a", "b", "10 MB"), ("500 ms", 0, 1, "5 MB")]).finish_seconds == finish
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
         (lambda: netsim.flows(PAIR, [(0, "a", "c", 1)]), "unknown host 'c'"),
         (lambda: netsim.flows(PAIR, [(0, "a", "b")]), "flows: row 1: (0, 'a', 'b'); give (start"),
         (lambda: netsim.flows(PAIR, [{"src": "a"}]), "flows: row 1: no start_s, dst, bytes"),
+        (lambda: netsim.flows(PAIR, [(0, "a", "b", "1 Mbit")]), "flows: row 1: "),
         (lambda: netsim.flows(PAIR, [(-1, "a", "b", 1)]), "flows: row 1: -1 is no finite number"),
     ],
 )

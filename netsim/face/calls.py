@@ -12,7 +12,7 @@ from netsim.collectives.times.choose import schedule
 from netsim.collectives.times.timing import time_collective
 from netsim.face.flows import read_flows, time_flows
 from netsim.files.errors import InputError
-from netsim.files.units import parse_bytes
+from netsim.files.units import parse_bytes, parse_seconds
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 from netsim.topology.windows import WindowLimit, window_limit
@@ -141,8 +141,8 @@ def flows(
 
     Args:
         topology: a Topology, the name of a shipped one, the path of a file, or a mapping like it.
-        rows: (start in seconds, from, to, bytes), hosts by name or index; or mappings with the keys `start_s`, `src`,
-            `dst`, `bytes`; or a CSV file with these columns.
+        rows: (start in seconds, from, to, bytes), hosts by name or index, quantities also as text with a unit ("100
+            ms", "25 MB"); or mappings with the keys `start_s`, `src`, `dst`, `bytes`; or a CSV file with these columns.
         protocol: how transfers use links; None: the topology's.
 
     Raises InputError (a ValueError) that names the row, DeadlockError where transfers can never arrive.
@@ -240,6 +240,11 @@ def _row(
     if isinstance(row, str) or len(row) != 4:
         raise InputError(f"{where}: {row!r}; give (start in seconds, from, to, bytes)")
     start, src, dst, num_bytes = row
+    try:
+        start = parse_seconds(start) if isinstance(start, str) else start
+        num_bytes = parse_bytes(num_bytes) if isinstance(num_bytes, str) else num_bytes
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     for value in (start, num_bytes):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise InputError(f"{where}: {value!r} is no finite number from 0 up")
