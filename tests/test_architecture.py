@@ -135,6 +135,13 @@ def test_two_classes_never_share_a_name() -> None:
     assert shared == {}
 
 
+def test_the_library_costs_next_to_nothing_until_it_is_used() -> None:
+    """`import netsim` loads nothing but itself; torch is not loaded by any of it."""
+    code = "import sys, netsim; print({'numpy', 'simpy', 'networkx', 'pydantic', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_netsim_loads_without_torch() -> None:
     engine = "netsim.tools.cli, netsim.fluid.network, netsim.collectives, netsim.ranks.kernel"
     code = f"import sys, {engine}; print('torch' in sys.modules)"

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -88,41 +89,36 @@ def run_program(
     """
     world = World.build(num_ranks, topology, placement, protocol, collectives)
     exposure, sent = Exposure(num_ranks), SentBytes()
-    recorder: Recorder | None = None
-
-    def now() -> float:
-        assert recorder is not None
-        assert recorder.network is not None
-        return float(recorder.network.env.now)
-
-    traces = ExecutionTraces(num_ranks, now) if chakra is not None else None
-    with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
-        store = os.path.join(folder, "store")
+    # Programs of others may well compute for long between two calls.
+    warnings.filterwarnings("ignore", message=".* sends nothing: ")
+    with tempfile.TemporaryDirectory(prefix="netgym-") as folder, tracing(trace, world.hosts, warn) as kept:
+        recorder = Recorder() if kept is None and chakra is not None else kept
+        traces = ExecutionTraces(num_ranks, partial(_now, recorder)) if chakra is not None else None
 
         def requested(rank: int, request: Request) -> None:
             sent.take(rank, request)
             if traces is not None:
                 traces.take(rank, request)
 
-        def body(comm: SimulatedCommunicator) -> None:
-            _become_rank(comm, program, compute, store)
-
-        # Programs of others may well compute for long between two calls.
-        warnings.filterwarnings("ignore", message=".* sends nothing: ")
-        with tracing(trace, world.hosts, warn) as kept:
-            recorder = kept if kept is not None or traces is None else Recorder()
-            run = run_in_processes(
-                world,
-                body,
-                seed=0,
-                spec=WorkerSpec("processes", num_ranks),
-                sinks=Sinks(exposure.take, journal=Journal(on_request=requested), recorder=recorder),
-                alone=True,
-            )
+        run = run_in_processes(
+            world,
+            partial(_become_rank, program=program, compute=compute, store=os.path.join(folder, "store")),
+            seed=0,
+            spec=WorkerSpec("processes", num_ranks),
+            sinks=Sinks(exposure.take, journal=Journal(on_request=requested), recorder=recorder),
+            alone=True,
+        )
     if traces is not None and chakra is not None and recorder is not None:
         traces.add_times([*recorder.spans, *recorder.unfinished_spans()])
         traces.write(chakra)
     return report_of(run, exposure, sent)
+
+
+def _now(recorder: Recorder | None) -> float:
+    """The virtual time of what it records."""
+    assert recorder is not None
+    assert recorder.network is not None
+    return float(recorder.network.env.now)
 
 
 def _become_rank(

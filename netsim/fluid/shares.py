@@ -178,12 +178,14 @@ class Shares:
                 self._full.discard(link)
             else:
                 self._full.add(link)
-        changed, had, levels, weights = {}, self.rate, self._level, self._weight
-        for slot, rate in rates.items():
-            old = had[slot]
-            if abs(rate - old) > _ROUNDING * old:
-                changed[slot] = had[slot] = old = rate
-            levels[slot] = old / weights[slot]
+        had = self.rate
+        changed = {
+            slot: rate for slot, rate in rates.items() if abs(rate - had[slot]) > _ROUNDING * had[slot]
+        }
+        had.update(changed)
+        for slots in (changed, self._fresh):  # what others have, and so their level, is as it was
+            for slot in slots:
+                self._level[slot] = had[slot] / self._weight[slot]
         return changed
 
     def _least_of_fresh(self) -> float:
@@ -242,19 +244,18 @@ class Shares:
         pending = list(met)
         shared: dict[int, list[int]] = {}
         for link in pending:  # which grows
-            left, slots = self._capacity[link], []
-            for slot in self.crossing[link]:
-                if levels[slot] < least:
-                    left -= rates[slot]
-                    continue
-                slots.append(slot)
-                if slot not in opened:
-                    opened[slot] = None
-                    for other in links[slot]:
-                        if other in full and other not in met:
-                            met[other] = None
-                            pending.append(other)
-            shared[link] = slots
+            left, crossing = self._capacity[link], self.crossing[link]
+            slots = shared[link] = [slot for slot in crossing if levels[slot] >= least]
+            if len(slots) < len(crossing):
+                for slot in crossing:
+                    if levels[slot] < least:
+                        left -= rates[slot]
+            for slot in [slot for slot in slots if slot not in opened]:
+                opened[slot] = None
+                for other in links[slot]:
+                    if other in full and other not in met:
+                        met[other] = None
+                        pending.append(other)
             self._share(link, left, slots)
         return opened, shared
 
