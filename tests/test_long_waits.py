@@ -1,4 +1,4 @@
-"""A wait at a rendezvous that lasts is told: who waits, and where those are who are waited for."""
+"""Waits at a rendezvous: long ones are told, with where those are who are waited for, and some end at once."""
 
 from __future__ import annotations
 
@@ -48,3 +48,23 @@ def test_who_does_not_come_through_an_average_is_told() -> None:
     roster.sites[0].heard = 30.0
     roster.look(31.0)
     assert lines == ["the run's begin: site 1 waits since 31 s: site 0 is not there, heard of 1 s ago"]
+
+
+def test_who_downloads_from_a_site_that_dies_hears_so_at_once() -> None:
+    """It may wait for that one's address; it asks again, and gets what it wants from another one."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    roster = Roster(3, "r", lambda site, message: sent.append((site, dict(message))))
+    for site in range(3):
+        roster.arrive(site, f"session {site}", {"where": f"host {site}"}, float(site))
+    for site in (0, 1):
+        roster.publish(site, 4, 5.0)
+    wanted: dict[str, Any] = {"at_least": 4, "without": []}
+    roster.fetch(2, 1, wanted, 5.0)
+    group = next(message["group"] for site, message in sent if site == 2)
+    roster.depart(0, "session 0", 6.0)
+    assert sent[-1] == (2, {"push": "dissolved", "group": group})
+    roster.fetch(2, 2, wanted, 6.0)
+    assert sent[-1][1]["holder"] == 1
+    roster.fetched(2, 4, 7.0)
+    roster.depart(1, "session 1", 8.0)
+    assert sent[-1][1]["id"] == 2, "it has what it wanted"

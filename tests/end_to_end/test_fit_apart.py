@@ -216,6 +216,7 @@ def test_sites_of_two_processes_train_as_simulated_ones(tmp_path: Path) -> None:
 
 
 SHARED_DISTURBED = """
+os.environ["NETGYM_CHECKPOINTS"] = os.path.abspath("scratch")  # the second process of a site has a disk of its own
 sites = [shared_site(0), shared_site(1)]
 seen("site0-0", "step [0-9]+ of")
 time.sleep(0.5)
@@ -233,7 +234,10 @@ ended([at])
 
 
 def test_a_site_of_two_processes_that_was_killed_resumes_from_its_own_disk(tmp_path: Path) -> None:
-    """One of its processes is killed, and torchrun ends the other; the folder of the site holds the whole run then."""
+    """One of its processes is killed, and torchrun ends the other; the folder of the site holds the whole run then.
+
+    Each of its processes has a disk of its own for checkpoints.
+    """
     experiment = SHARED_EXPERIMENT.replace("STEPS", "400").replace("every: 50", "every: 150")
     assert drive(tmp_path, SHARED_DISTURBED, experiment, 2) == ["9 143", "[0, 0, 0, 0]"]
     for name in ("DiLoCo.csv", "DiLoCo.validation.csv"):
@@ -243,4 +247,8 @@ def test_a_site_of_two_processes_that_was_killed_resumes_from_its_own_disk(tmp_p
     (summary,) = json.loads((tmp_path / "out1" / "summary.json").read_text())
     assert {2, 3} <= {gone["rank"] for gone in summary["dropped_peers"]}
     last = tmp_path / "out1" / "checkpoints" / "DiLoCo" / "step-00000400"
-    assert {f"rank-000{rank}.json" for rank in (2, 3)} <= {path.name for path in last.iterdir()}
+    assert [path.name for path in last.glob("rank-*.json")] == ["rank-0002.json"]
+    parts = [
+        path for path in (tmp_path / "scratch").rglob("part-00000400/rank-*.json") if "out1" in path.parts
+    ]
+    assert [path.name for path in parts] == ["rank-0003.json"]

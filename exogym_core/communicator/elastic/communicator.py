@@ -39,7 +39,7 @@ __all__ = ["SiteCommunicator"]
 
 T = TypeVar("T")
 
-_CONNECTING_SECONDS = 20.0  # until all members of a group have connected to each other
+_CONNECTING_SECONDS = 60.0  # until all members of a group have connected to each other, on a busy machine too
 _BROKEN = (ConnectionLostError, DeadlockError)
 _NOTHING = -2  # the number of no state
 

@@ -30,17 +30,24 @@ class Downloads:
     ) -> None:
         self._sites, self._send, self._new_group = sites, send, new_group
         self._wanted: list[Wanted] = []
+        self._under_way: dict[int, tuple[str, SiteInfo]] = {}  # of who downloads: group, and who gives
 
     def ask(self, wanted: Wanted) -> None:
         """A site wants a state."""
+        self._under_way.pop(wanted.site, None)
         self._wanted.append(wanted)
 
     def forget(self, site: int) -> None:
         """A site wants nothing any more."""
+        self._under_way.pop(site, None)
         self._wanted = [each for each in self._wanted if each.site != site]
 
     def look(self, newest: int, now: float) -> None:
         """See who can be answered, where `newest` is the number of the newest state."""
+        for site, (group, holder) in list(self._under_way.items()):
+            if not holder.can_serve or self._sites[holder.site] is not holder:
+                del self._under_way[site]
+                self._send(site, {"push": "dissolved", "group": group})  # it asks again
         for wanted in list(self._wanted):
             if self._is_answered(wanted, newest, now) and wanted in self._wanted:
                 self._wanted.remove(wanted)
@@ -52,9 +59,11 @@ class Downloads:
             holders = [info for info in holders if info.site not in wanted.without] or holders
             if holders:
                 holder = min(holders, key=lambda info: info.heard)
-                found = {"number": newest, "holder": holder.site, "group": self._new_group()}
+                group = self._new_group()
+                found = {"number": newest, "holder": holder.site, "group": group}
                 self._send(holder.site, {"push": "serve", "to": wanted.site, **found})
                 self._send(wanted.site, {"id": wanted.question, **found})
+                self._under_way[wanted.site] = (group, holder)
                 return True
         waiting = {each.site for each in self._wanted}
         if any(not info.is_gone(now) and info.site not in waiting for info in others):

@@ -370,6 +370,7 @@ class Roster:
     def fetched(self, site: int, number: int, now: float) -> None:
         """A site has that state now."""
         self.sites[site].fetched, self.sites[site].has_begun = number, True
+        self._downloads.forget(site)
         self.look(now)
 
     # --- whenever something has happened -------------------------------------------------------------------------
