@@ -308,6 +308,22 @@ def test_a_site_with_another_file_and_those_who_are_there_hear_in_what_they_diff
     )
 
 
+def test_a_site_whose_file_is_longer_is_told_with_those_who_are_there() -> None:
+    """It would train on alone when they are through."""
+    lines: list[str] = []
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with meeting(num_sites=2, say=lines.append) as at:
+        first = SiteLink(at.address, SECRET, 0, run="r", facts={"max_steps": "300"})
+        other = SiteLink(at.address, SECRET, 1, run="r", facts={"max_steps": "600"})
+        other.on_told = told.put
+        other.watch(lambda rank, row: None)
+        heard = _first(told, "another file")
+        for link in (first, other):
+            link.close()
+    assert heard in lines
+    assert heard == "site 1 has another file than those who are here: max_steps is 600, theirs 300"
+
+
 def _first(lines: queue.SimpleQueue[str], words: str) -> str:
     while words not in (line := lines.get(timeout=30)):
         pass

@@ -291,6 +291,8 @@ def follow(experiment: Experiment) -> None:
 
 def _placed(experiment: Experiment, error: InputError) -> InputError:
     """What `fit` refuses, told with the place of the key that says so."""
+    if str(error).startswith(("environment: ", "rendezvous ")):
+        return error  # nothing in the file says so
     told = re.match(r"fit: (\w+)", str(error))
     option = OPTIONS.get("device" if told[1] == "devices" else told[1]) if told else None
     path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()

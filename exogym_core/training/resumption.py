@@ -186,6 +186,7 @@ def run_mark(program: Program) -> tuple[str, dict[str, str]]:
         for name, part in whole.items()
         for key, value in (part.items() if isinstance(part, dict) else [("", part)])
     }
+    facts |= {name: str(getattr(program.request, name)) for name in ("max_steps", "num_epochs", "until")}
     return f"{identity['strategy']} {digest}", dict(list(facts.items())[:_MOST_FACTS])
 
 

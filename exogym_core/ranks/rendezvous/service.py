@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.meeting_place import SERVICE
 from exogym_core.names import visible
+from exogym_core.ranks.rendezvous.facts import differences, known_facts
 from exogym_core.ranks.rendezvous.notes import Notes
 from exogym_core.ranks.rendezvous.roster import Roster
 from exogym_core.ranks.rendezvous.row_log import RowLog
@@ -37,7 +38,6 @@ _SECONDS_TO_HELLO = 10.0
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
 _ROWS_AT_ONCE = 500
 _MOST_RUNS = 100  # that are remembered
-_MOST_DIFFERENCES = 3  # between two runs that are told
 
 
 class _SitesOfRun:
@@ -50,8 +50,8 @@ class _SitesOfRun:
         self._sessions: dict[tuple[int, int], str] = {}
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
-        self.facts: Mapping[str, Any] = {}  # what is trained, by name, as the first site told it
-        self.first_words: list[str] = []  # for whoever comes
+        self._facts: dict[int, Mapping[str, Any]] = {}  # what a site trains, by name
+        self._first_words: dict[str, list[str]] = {}  # for a session, when it can hear
         self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say)
         self._notes, self._rows = Notes(self._answer), RowLog()
 
@@ -81,6 +81,7 @@ class _SitesOfRun:
             )
         if lane == 0:
             site = self._arrived(site, session, hello, now)
+            self._compare(int(site), session, hello)
         who = (int(site), lane)
         earlier = self.connections.pop(who, None)
         if earlier is not None:
@@ -89,6 +90,26 @@ class _SitesOfRun:
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return who
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What is trained, as a site that is there has told it."""
+        return next((self._facts[site] for site, lane in self.connections if lane == 0), {})
+
+    def tell_first(self, session: str, line: str) -> None:
+        """Tell a process that has just come, when it can hear."""
+        self._first_words.setdefault(session, []).append(line)
+
+    def _compare(self, site: int, session: str, hello: Mapping[str, Any]) -> None:
+        """Sites that train the same may still have files of unlike lengths."""
+        theirs = next(
+            (self._facts[other] for other, lane in self.connections if lane == 0 and other != site), {}
+        )
+        self._facts[site] = known_facts(hello)
+        if told := differences(self._facts[site], theirs):
+            line = f"site {site} has another file than those who are here: {told}"
+            self._say(line)
+            self.tell_first(session, line)
 
     def _arrived(self, site: Any, session: str, hello: Mapping[str, Any], now: float) -> int:
         """The number of a site whose first process has come; others of an earlier life of it are not heard any more."""
@@ -144,7 +165,7 @@ class _SitesOfRun:
             self._tell_rows()
         elif what == "watch":
             self._watching[who] = 0
-            for line in self.first_words:
+            for line in self._first_words.pop(self._sessions[who], []):
                 self._send(who, {"push": "told", "line": line})
             self._tell_rows()
         elif what == "clock":
@@ -320,7 +341,7 @@ class Meeting:
         try:
             hello = channel.receive(_SECONDS_TO_HELLO)
             with self._lock:
-                run = self._run_named(str(hello["run"]), hello.get("facts"))
+                run = self._run_named(str(hello["run"]), hello)
                 try:
                     who = run.welcome(channel, hello, time.monotonic())
                 except ValueError as error:
@@ -339,7 +360,7 @@ class Meeting:
                 if run is not None and who is not None:
                     run.leave(who, channel, time.monotonic())
 
-    def _run_named(self, name: str, facts: Any) -> _SitesOfRun:
+    def _run_named(self, name: str, hello: Mapping[str, Any]) -> _SitesOfRun:
         run = self._runs.get(name)
         if run is not None:
             return run
@@ -350,12 +371,16 @@ class Meeting:
                 del self._runs[oldest.name]
         others = [each for each in self._runs.values() if each.connections and not each.is_over]
         run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say)
-        run.facts = facts if isinstance(facts, dict) else {}
         for each in others:
-            line = _other_run(run, each)
+            told = differences(known_facts(hello), each.facts)
+            line = (
+                f"a site has come with another run ({visible(name, 60)}) than those who are here "
+                f"({visible(each.name, 60)}), and waits for sites of its own; if it belongs to them, give it their file"
+                + (f": {told}" if told else "")
+            )
             self._say(line)
             each.tell(line)
-            run.first_words.append(line)
+            run.tell_first(str(hello["session"]), line)
         return run
 
     def _keep_looking(self) -> None:
@@ -367,19 +392,3 @@ class Meeting:
                     run.roster.look(now)
             for channel in silent:
                 channel.close()  # its own thread tells that it is lost
-
-
-def _other_run(new: _SitesOfRun, known: _SitesOfRun) -> str:
-    differing = [
-        name for name in {**known.facts, **new.facts} if known.facts.get(name) != new.facts.get(name)
-    ]
-    each = [
-        f"{visible(name, 60)} is {visible(new.facts.get(name), 60)}, theirs {visible(known.facts.get(name), 60)}"
-        for name in differing[:_MOST_DIFFERENCES]
-    ]
-    more = f"; and {len(differing) - len(each)} more" if len(differing) > len(each) else ""
-    told = f": {'; '.join(each)}{more}" if each else ""
-    return (
-        f"a site has come with another run ({visible(new.name, 60)}) than those who are here "
-        f"({visible(known.name, 60)}), and waits for sites of its own; if it belongs to them, give it their file{told}"
-    )
