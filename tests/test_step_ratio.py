@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exogym_core.app.plan_page import print_table
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.advise import advise
 from exogym_core.planning.measure import Setting
@@ -112,7 +113,11 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
     assert {row["steps_ratio"]["mean"] for row in own["ranked"] if row["steps_ratio"]} == {1.1}
 
 
-def test_a_plan_tells_of_it() -> None:
-    remarks = plan(build_strategy("DiLoCo", H=30), _setting()).remarks
-    assert any(remark.startswith("to the same loss it needs 1.47 times") for remark in remarks)
+def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole, in the table too."""
+    planned = plan(build_strategy("DiLoCo", H=30), _setting())
+    (remark,) = [each for each in planned.remarks if each.startswith("to the same loss it needs 1.47 times")]
+    row = {"name": "DiLoCo", **planned.to_mapping()}
+    print_table([row], [row])
+    assert f"DiLoCo: {remark}" in capsys.readouterr().out
     assert not any("same loss" in remark for remark in plan(build_strategy("AllReduce"), _setting()).remarks)

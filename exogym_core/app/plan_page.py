@@ -145,7 +145,7 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
         notes.append(
             f"{told}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
-    return notes + [f"{name}: {visible(remark)}" for remark in row["remarks"]]
+    return notes + [f"{name}: {visible(remark, 1000)}" for remark in row["remarks"]]
 
 
 def _grouped(
