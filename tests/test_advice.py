@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from exogym_core.app.cli import main
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import advise
+from exogym_core.planning.advise import SEARCHED, advise
+from exogym_core.planning.alike import merged, told_alike
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import planned_model
 from exogym_core.planning.ring_order import EXACT_SITES, best_cycle
@@ -108,6 +109,27 @@ def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPat
     assert any("scaling law" in line for line in told["unknown"])
 
 
+def test_rows_that_are_one_thing_are_one_row() -> None:
+    """Days alike to a thousandth, and options that differ in what is searched alone: the smallest stays."""
+
+    def row(days: float, **options: Any) -> dict[str, Any]:
+        plain = {"streams": None, "left_out": None, "groups": None, "fits": True}
+        return {"strategy": "StreamingDiLoCo", "days": days, "options": {"H": 100, **options}, **plain}
+
+    rows = [row(10.0, tau=8), row(10.001, tau=2), row(10.002), row(10.004, tau=4, H=50), row(11.0, tau=1)]
+    found = merged(rows, SEARCHED)
+    assert [each["options"] for each in found] == [
+        {"H": 100, "tau": 2},
+        {"H": 50, "tau": 4},
+        {"H": 100, "tau": 1},
+    ]
+    assert found[0]["alike"] == [{"H": 100, "tau": 8}, {"H": 100}]
+    assert told_alike(found[0], SEARCHED) == " (and 2 alike: tau 2 to 8)"
+    assert merged(found, SEARCHED) == found
+    other = {**row(10.0, tau=8), "strategy": "DiLoCo"}
+    assert len(merged([other, {**other, "options": {"H": 100, "tau": 1}}], SEARCHED)) == 2
+
+
 def test_a_ring_over_very_many_sites_is_found_in_time() -> None:
     """Exchanges end where they would take too long; the order is one over all sites."""
     seconds = [[float((5 * a + 7 * b) % 31) for b in range(400)] for a in range(400)]
@@ -125,6 +147,9 @@ def test_what_does_not_fit_is_last_and_sites_are_tried_as_workers(monkeypatch: p
     assert {row["options"].get("ranks_per_worker") for row in rows} == {None, 2}
     assert [row["fits"] for row in rows] == [True, False, False]
     assert [row["pareto"] for row in rows] == [True, False, False]
+    monkeypatch.setattr(Setting, "memory_available", lambda self: 6.0 * self.model.num_parameters)
+    told = advise(where)["explained"]
+    assert any("(AllReduce) of a worker's" in line and "--devices-per-worker 3" in line for line in told)
 
 
 def test_steps_of_own_runs_are_applied_and_named(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import advise
-from exogym_core.planning.groups import Grouping, best_groups, groupings, round_seconds
+from exogym_core.planning.advise import _grouped, advise
+from exogym_core.planning.groups import Grouping, best_groups, group_seconds, groupings
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import planned_model
 from netsim.topology.topology import Topology
@@ -102,16 +102,17 @@ def test_numbers_of_groups_are_told_apart_by_what_a_round_takes() -> None:
     net, payload = probed(8), 10**8
     cities = sorted(range(8), key=lambda host: net.hosts[host].name)
     near, far = Grouping(4, cities), Grouping(4, [*cities[::2], *cities[1::2]])
-    ways = [round_seconds(net, range(8), each, payload, 30) for each in (near, far)]
-    assert ways[0] < ways[1] / 5
-    inside = round_seconds(net, [0, 0, 2, 2], Grouping(2, [0, 1, 2, 3]), payload, 30)
-    assert inside == round_seconds(net, [0, 2], Grouping(1, [0, 1]), payload, 30)
+    ways = [group_seconds(net, range(8), each, payload) for each in (near, far)]
+    assert ways[0][0] < ways[1][0] / 5
+    assert ways[0][1] > ways[0][0]
+    of_one_host = group_seconds(net, [0, 0, 2, 2], Grouping(2, [0, 1, 2, 3]), payload)
+    assert of_one_host == (0.0, group_seconds(net, [0, 2], Grouping(2, [0, 1]), payload)[0])
 
 
 def test_advice_groups_near_hosts_of_a_probed_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four hosts of two cities, each a region of its own: the rows tell which of them act as one, and it pays."""
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30, "codec": "int8"}),))
-    compute = Compute.parse("10 ms")
+    compute = Compute.parse("100 ms")
     where = Setting(planned_model("llama-2m", 64), probed(), compute, 4, 8, 1e9)
     told = advise(where)
     (row,) = [row for row in told["ranked"] if row["groups"]]
@@ -120,3 +121,10 @@ def test_advice_groups_near_hosts_of_a_probed_network(monkeypatch: pytest.Monkey
     assert any(line.endswith("are a0.0, a1.0 | b0.0, b1.0") for line in told["explained"])
     (alone,) = [row for row in told["ranked"] if not row["groups"] and not row["left_out"]]
     assert row["wan_bytes"] != alone["wan_bytes"]
+
+
+def test_groups_whose_steps_cannot_pay_are_not_planned() -> None:
+    """Where gradients inside take longer than the soonest whole step."""
+    where = Setting(planned_model("llama-2m", 64), probed(), Compute.parse("10 ms"), 4, 8, 1e9)
+    assert list(_grouped(where, 0.001)) == []
+    assert len(list(_grouped(where, 10.0))) == 1

@@ -232,9 +232,13 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
 
 
 def _advice_name(row: dict[str, Any]) -> str:
+    from exogym_core.planning.advise import SEARCHED
+    from exogym_core.planning.alike import told_alike
+
     options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
     name = f"{row['strategy']}({options})" + (f", {row['streams']} streams" if row["streams"] else "")
     name += f", without {row['left_out']}" if row["left_out"] else ""
+    name += told_alike(row, SEARCHED)
     return name + (" (does not fit)" if row["fits"] is False else "")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.groups import groupings, round_seconds
+from exogym_core.planning.alike import merged
+from exogym_core.planning.groups import group_seconds, groupings
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.ring_order import ring_orders
 from exogym_core.planning.search import climbed
@@ -68,17 +70,16 @@ def advise(
         on_row: called when another candidate has been planned.
 
     Returns:
-        `ranked` (mappings of plans with `options`, `streams`, `groups` of hosts that act as one, `left_out`,
-        `worker_hours`, `days_low`, `days_high` and `pareto`), `ring`, `explained`: what may surprise, and `unknown`:
-        what the ranking does not know.
+        `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
+        hosts that act as one, `left_out`, `worker_hours`, `days_low`, `days_high` and `pareto`), `ring`, `explained`:
+        what may surprise, and `unknown`: what the ranking does not know.
     """
     rows = []
     for name, options in candidates(setting):
         rows.append(_row(name, options, setting))
         on_row()
-    rows += _grouped(setting)
-    rows += _searched(rows, setting)
-    rows.sort(key=_place)
+    rows += _grouped(setting, min(row["seconds_per_step"] for row in rows))
+    rows = merged(sorted([*rows, *_searched(rows, setting)], key=_place), SEARCHED)
     protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
     if Protocol.parse(protocol).has_windows:
         mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
@@ -89,10 +90,11 @@ def advise(
             for faster in [replace(_placed(setting, row), protocol={**mapping, "streams": streams})]
         ]
     best = min(rows, key=_place)
-    explained = _explained(rows)
+    explained = [*_explained(rows), *_what_would_fit(rows, setting)]
     rows += _smaller(best, setting)
     for row in rows:
         _apply(_ratio_of(row, setting, ratios), row)
+    rows = merged(sorted(rows, key=_place), SEARCHED)
     rows.sort(key=_place)
     _mark_front(rows)
     payload = 4 * setting.model.num_parameters
@@ -111,22 +113,23 @@ def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, options
 
 
-def _grouped(setting: Setting) -> Iterator[dict[str, Any]]:
+def _grouped(setting: Setting, soonest: float) -> Iterator[dict[str, Any]]:
     """Rounds between groups of near hosts, which average gradients at each step inside.
 
     For each number of groups its hosts are searched; those that are soonest by one collective inside and one between
-    are planned.
+    are planned, unless gradients inside alone take longer than the soonest step of all others.
     """
     if setting.num_ranks > _MOST_IN_GROUPS:
         return
     topology = setting.topology
     hosts = topology.place(setting.num_ranks, setting.placement)
     payload = 4 * setting.model.num_parameters
-    found = sorted(
-        groupings(topology, hosts, payload),
-        key=lambda each: round_seconds(topology, hosts, each, payload, _GROUP_STEPS),
-    )
-    for size, order in found[:_MOST_GROUPINGS]:
+    found = []
+    for grouping in groupings(topology, hosts, payload):
+        inside, between = group_seconds(topology, hosts, grouping, payload)
+        if inside < soonest:
+            found.append((_GROUP_STEPS * inside + between, grouping))
+    for _, (size, order) in sorted(found)[:_MOST_GROUPINGS]:
         names = [topology.hosts[hosts[place]].name for place in order]
         options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
         row = _row("DiLoCo", options, replace(setting, placement=names))
@@ -142,8 +145,13 @@ def _ratio_of(row: Mapping[str, Any], setting: Setting, ratios: Mapping[str, Rat
 
 
 def _apply(ratio: Ratio | None, row: dict[str, Any]) -> None:
-    """Days and money of a row, and their range, by how many steps it needs."""
+    """Days and money of a row, and their range, by how many steps it needs.
+
+    A law that has a strategy need fewer steps than data-parallel counts as 1, as it does not speak of all strategies.
+    """
     low, mean, high = (ratio.low, ratio.mean, ratio.high) if ratio else (1.0, 1.0, 1.0)
+    if ratio is not None and ratio.is_law:
+        mean, high = max(mean, 1.0), max(high, 1.0)
     days = row["days"]
     row |= {"days": days * mean, "days_low": days * low, "days_high": days * high}
     row["worker_hours"] *= mean
@@ -190,6 +198,19 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"round instead of {same['wan_bytes'] / 1e9:.3g} GB"
             )
     return told
+
+
+def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list[str]:
+    """Where nothing fits into the devices' memory, how many devices a worker what needs least would fit into."""
+    if any(row["fits"] is not False for row in rows):
+        return []
+    least = min(rows, key=lambda row: row["memory_per_worker"])
+    needed, available = least["memory_per_worker"], least["memory_available"]
+    devices = math.ceil(needed * setting.devices_per_worker / available)
+    return [
+        f"nothing fits: states take {needed / 1e9:.3g} GB at the least ({least['strategy']}) of a worker's "
+        f"{available / 1e9:.3g} GB: --devices-per-worker {devices}, or shard them"
+    ]
 
 
 def _place(row: Mapping[str, Any]) -> tuple[bool, float]:
@@ -329,7 +350,7 @@ def _told_law(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lawful = [row for row in rows if row["steps_ratio"] is not None]
     if not lawful:
         return [
-            "DiLoCo's scaling law (arXiv 2503.09799) is for 35M to 10B parameters, up to 8 workers, H from 30 to 300 "
+            "DiLoCo's scaling law (arXiv 2503.09799) is for 35M to 10B parameters, up to 8 workers, H from 30 on "
             "and 10 to 320 tokens a parameter: it is not applied here; --runs applies steps of a run of yours"
         ]
     plainest: dict[float, Mapping[str, Any]] = {}
@@ -338,6 +359,7 @@ def _told_law(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     told = [
         f"DiLoCo and StreamingDiLoCo: {ratio['mean']:.2f} times data-parallel's steps ({ratio['low']:.2f} to "
         f"{ratio['high']:.2f}) by {ratio['source']}"
+        + ("; fewer than data-parallel's count as 1" if ratio["mean"] < 1 else "")
         for ratio in plainest.values()
     ]
     told.append(

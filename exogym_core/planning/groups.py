@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from netsim.topology.topology import Topology
 
-__all__ = ["Grouping", "best_groups", "groupings", "round_seconds"]
+__all__ = ["Grouping", "best_groups", "group_seconds", "groupings"]
 
 Groups = list[list[int]]
 Table = list[list[float]]
@@ -51,10 +51,10 @@ def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Ite
             yield Grouping(size, [place for group in groups for place in group])
 
 
-def round_seconds(
-    topology: Topology, hosts: Sequence[int], grouping: Grouping, num_bytes: int, num_steps: int
-) -> float:
-    """About what a round's messages take: at each step gradients inside the slowest group, in the end one host of each.
+def group_seconds(
+    topology: Topology, hosts: Sequence[int], grouping: Grouping, num_bytes: int
+) -> tuple[float, float]:
+    """About what an all-reduce takes inside the slowest group, and between one host of each.
 
     By `netsim.collective`, ideally shared; to tell one number of groups from another, not to plan.
 
@@ -62,8 +62,7 @@ def round_seconds(
         topology: the network.
         hosts: of each rank.
         grouping: of them.
-        num_bytes: of the gradients.
-        num_steps: of a round.
+        num_bytes: of what is averaged.
     """
     size, order = grouping
     names = [topology.hosts[hosts[place]].name for place in order]
@@ -77,7 +76,7 @@ def round_seconds(
             topology, "all_reduce", num_bytes=num_bytes, ranks=apart, protocol="ideal"
         ).seconds
 
-    return num_steps * max(map(seconds, groups)) + seconds([group[0] for group in groups])
+    return max(map(seconds, groups)), seconds([group[0] for group in groups])
 
 
 def best_groups(seconds: Table, size: int) -> Groups:

@@ -40,7 +40,6 @@ PRINTED_LOSSES: Mapping[float, tuple[float, ...]] = {
 }
 
 _FITTED_H = 30
-_MOST_H = 300  # the paper shows losses of longer rounds up to here, in a figure
 _FAMILY = ("DiLoCo", "StreamingDiLoCo")
 _FEWEST_TOKENS, _MOST_TOKENS = 10, 320  # a parameter; the law is for 20, and 16 times as many were tried
 _RESIDUAL = 0.0065  # of relative losses by the law and as printed; the largest, of 4 workers at 10B
@@ -54,12 +53,14 @@ class Ratio:
         mean, low, high: of the ratio; low and high over the runs' seeds (alike where there was one), or by how far the
             law is from the losses that were printed.
         source: which runs, and which loss; or which law, and what of it is outside of what it was fitted for.
+        is_law: a published law says so, and no run of the user's.
     """
 
     mean: float
     low: float
     high: float
     source: str
+    is_law: bool = False
 
 
 def relative_loss(num_parameters: float, num_workers: int) -> float:
@@ -105,7 +106,7 @@ def law_ratio(
     if (
         strategy not in _FAMILY
         or not isinstance(length, int)
-        or not _FITTED_H <= length <= _MOST_H
+        or length < _FITTED_H
         or not min(PRINTED_LOSSES) <= num_parameters <= 1.05 * max(PRINTED_LOSSES)
         or not 1 <= num_workers <= max(LOSS_LAW)
         or not _FEWEST_TOKENS <= a_parameter <= _MOST_TOKENS
@@ -123,4 +124,4 @@ def law_ratio(
         f"DiLoCo's scaling law (arXiv 2503.09799, table 7, H = 30), by which the loss of {num_workers} workers is "
         f"{abs(loss - 1):.2%} {where} data-parallel's at {num_parameters / 1e9:.3g}B parameters{outside}"
     )
-    return Ratio(mean, low, high, source)
+    return Ratio(mean, low, high, source, is_law=True)
