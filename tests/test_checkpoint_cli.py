@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import pytest
 from exogym_core.app import comparison
 from exogym_core.app.cli import main
 from exogym_core.results import report
+from exogym_core.training.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,6 +171,48 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert main(["run" if changes else "compare", "--resume", "out"]) == 0
     assert results_of(Path("out")) == whole
     assert not [path for path in Path("out").rglob(".*") if path.name not in (".", "..")]
+
+
+def kill_ranks_at(monkeypatch: pytest.MonkeyPatch, folder: Path, kills: list[tuple[str, int, int]]) -> None:
+    """Have the process of a rank die of SIGKILL before it does its step so-and-so of a strategy, each once."""
+    do = Loop.do
+
+    def dying(loop: Loop, step: Any) -> None:
+        here = type(loop.strategy).__name__.removesuffix("Strategy"), loop.comm.rank, loop.local_step
+        mark = folder / "-".join(map(str, here))
+        if here in kills and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        do(loop, step)
+
+    monkeypatch.setattr(Loop, "do", dying)
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("SimpleReduce", 0, 0)],
+        [("SimpleReduce", 1, 7)],
+        [("DiLoCo", 2, 5)],
+        [("SimpleReduce", 2, 3), ("DiLoCo", 0, 11)],
+        [("SimpleReduce", 0, 4), ("SimpleReduce", 1, 8), ("DiLoCo", 1, 2)],
+    ],
+)
+def test_a_run_whose_ranks_were_killed_goes_on_to_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, here: Path, whole: dict[str, bytes], kills: list[tuple[str, int, int]]
+) -> None:
+    """In the first strategy, after which the others go on; in the last; in both; and again while it goes on."""
+    kill_ranks_at(monkeypatch, here, kills)
+    changes = ["--set", "workers={count: 3, kind: processes, processes: 2}"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the others go on
+        main(["compare", "small.yaml", "--out", "out", *changes])
+        assert results_of(Path("out")) != whole, "what failed is marked as such"
+        for _ in range(3):
+            if main(["compare", "--resume", "out"]) == 0 and results_of(Path("out")) == whole:
+                break
+    assert results_of(Path("out")) == whole
+    assert len(list(here.glob("*-*-*"))) == len(kills)
 
 
 def test_a_run_without_a_checkpoint_begins_again_and_keeps_what_was_finished(

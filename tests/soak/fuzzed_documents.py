@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from drawn_damage import RAW, Choices, Raw, damaged_text, damaged_tree, flow, keys_of, tree_of
 from fuzzed_folder import FOLDER, accepted
-from fuzzed_tables import TRACE, plays
+from fuzzed_tables import TRACE, runs
 
 from exogym_core.app.experiment import Experiment
 from netsim.files.documents import parse_document
@@ -106,7 +106,7 @@ def _topology(data: bytes, use: int) -> bool:
         plain = found.to_mapping()
         assert Topology.from_mapping(plain).to_mapping() == plain
     if found is not None and use % 16 == 0 and 2 <= len(found.hosts) <= 50:
-        plays(found)
+        runs(found)
     return found is not None
 
 

@@ -16,7 +16,7 @@ from netsim.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TRACE", "flows", "plays", "traces"]
+__all__ = ["TRACE", "flows", "runs", "traces"]
 
 TRACE = b"start_s,latency_s\n0,0.01\n5,0.02\n7.5,1e-3\n"
 _NET = {
@@ -80,11 +80,11 @@ def _traces(data: bytes, use: int) -> bool:
     net = FOLDER.write("traced.yaml", flow({**_NET, "traces": [trace]}).encode())
     found: Topology | None = accepted(net, lambda: Topology.load(net))
     if found is not None and use % 8 == 4:
-        plays(found)
+        runs(found)
     return found is not None
 
 
-def plays(topology: Topology) -> None:
+def runs(topology: Topology) -> None:
     """Use it: two transfers over it end, or never can."""
     last = len(topology.hosts) - 1
     try:
