@@ -418,6 +418,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
             Topology.load(tmp_path / name)
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
         Topology.load(tmp_path)
+    with pytest.raises(
+        InputError, match=r"^\\x16/e\\x1b\[2J: no such file: "
+    ):  # nothing reaches the terminal
+        Topology.load("\x16/e\x1b[2J")
 
 
 def test_data_from_python_has_no_lines() -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "UnknownNameError",
     "unknown_name",
     "unknown_names",
+    "visible",
 ]
 
 
@@ -92,16 +93,16 @@ def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> Unkn
     meant = [name if name and likeness[name][at] >= _LIKELY else "" for at, name in enumerate(meant)]
     if len(wanted) == 1:
         hint = f"did you mean '{meant[0]}'? " if meant[0] else ""
-        told = f"unknown {what} '{_visible(wanted[0])}': "
+        told = f"unknown {what} '{visible(wanted[0])}': "
     else:
         first, *rest = what.split(" ", 1)
         hints = [f" (did you mean '{name}'?)" if name else "" for name in meant]
-        listed = ", ".join(f"'{_visible(each)}'{hint}" for each, hint in zip(wanted, hints, strict=True))
+        listed = ", ".join(f"'{visible(each)}'{hint}" for each, hint in zip(wanted, hints, strict=True))
         hint, told = "", f"unknown {' '.join([f'{first}s', *rest])} {listed}: "
     return UnknownNameError(told + (f"{hint}Accepted: {accepted}" if names else "none is accepted here"))
 
 
-def _visible(name: str) -> str:
+def visible(name: str) -> str:
     """A name as it was given, without what would break a line or a terminal, and no longer than a line."""
     shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in name[:200])
     return shown if len(name) <= 200 else f"{shown}..."

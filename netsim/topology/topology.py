@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netsim.files.documents import Document, load_document
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, visible
 from netsim.topology.file import likely_names, read_parts
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.mapping import plain_form
@@ -225,7 +225,7 @@ def _find(path_or_name: str | Path) -> Path:
     if is_name:
         raise unknown_name("topology or file", str(path_or_name)[:200], shipped)
     raise InputError(
-        f"{str(path)[:200]}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}"
+        f"{visible(str(path))}: no such file: give the path of a YAML file, or one of {', '.join(shipped)}"
     )
 
 
