@@ -18,15 +18,15 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
-def file_name(text: str, default: str = "run") -> str:
+def file_name(text: str) -> str:
     """`text` as one component of a path: ASCII letters, digits and `._+=-`, never hidden, at most 80 long.
 
-    >>> file_name("SPARTA+DiLoCo"), file_name("../../etc/passwd"), file_name("..", default="run")
+    >>> file_name("SPARTA+DiLoCo"), file_name("../../etc/passwd"), file_name("..")
     ('SPARTA+DiLoCo', 'etc-passwd', 'run')
     """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     name = _UNSAFE.sub("-", plain).lstrip(".-").rstrip(".-")[:_MAX_LENGTH].rstrip(".-")
-    return f"{name or default}-" if _RESERVED.fullmatch(name) else name or default
+    return f"{name}-" if _RESERVED.fullmatch(name) else name or "run"
 
 
 def seeded_name(label: str, seed: int | None) -> str:

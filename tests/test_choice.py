@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.strategy.parts.average import average_flat
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim import Topology, parse_collectives
 from netsim.collectives import ALGORITHMS, Choices, schedule
@@ -206,7 +206,7 @@ def coded(name: str | None, collectives: Any) -> tuple[float, list[list[float]]]
         flat = torch.linspace(-1, 1, 400_000) * (comm.rank + 1)
         flat[0] = comm.rank
         codec = codec_named(name) if name is not None else None
-        return average_flat(comm, flat, codec)[:4].tolist()
+        return Averaging(codec).flat(comm, flat)[:4].tolist()
 
     run = run_ranks(body, 4, "wan-4-regions", protocol="linux-tcp", collectives=collectives)
     assert run.virtual_seconds is not None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy
-from exogym_core.strategy.parts.average import Averaging, average_flat, robust_average_flat
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import CODECS, Codec, Int8Codec, codec_named
 from netsim.files.errors import InputError, UnknownNameError
 
@@ -139,8 +139,8 @@ def test_error_feedback_gives_back_what_was_rounded_off(name: str) -> None:
     def body(comm: Communicator) -> tuple[Tensor, Tensor]:
         plain, fed, residual = torch.zeros(50), torch.zeros(50), torch.zeros(50)
         for _ in range(num_rounds):
-            plain += average_flat(comm, sent[comm.rank].clone(), named(name))
-            fed += average_flat(comm, sent[comm.rank].clone(), named(name), residual)
+            plain += Averaging(named(name)).flat(comm, sent[comm.rank].clone())
+            fed += Averaging(named(name)).flat(comm, sent[comm.rank].clone(), residual)
         owed = comm.all_reduce(residual.clone(), "avg")
         torch.testing.assert_close(fed + owed, true, rtol=1e-4, atol=1e-4)
         return plain, fed
@@ -182,7 +182,9 @@ def test_error_feedback_is_part_of_a_diloco_round_and_of_its_state() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 8])
 def test_robust_averages_equal_their_definition(aggregate: str, num_ranks: int) -> None:
     values = torch.randn(num_ranks, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    run = run_ranks(lambda comm: robust_average_flat(comm, values[comm.rank].clone(), aggregate), num_ranks)
+    run = run_ranks(
+        lambda comm: Averaging(aggregate=aggregate).flat(comm, values[comm.rank].clone()), num_ranks
+    )
     for column in range(6):
         there = sorted(values[:, column].tolist())
         if aggregate == "trimmed-mean":
@@ -202,7 +204,7 @@ def test_one_rank_that_lies_pulls_nothing_beyond_the_honest_ones(aggregate: str,
 
     def body(comm: Communicator) -> Tensor:
         own = torch.full((10,), lie) if comm.rank == 2 else honest[comm.rank - (comm.rank > 2)].clone()
-        return robust_average_flat(comm, own, aggregate)
+        return Averaging(aggregate=aggregate).flat(comm, own)
 
     for result in run_ranks(body, 5).results:
         assert bool((result >= honest.amin(dim=0)).all() and (result <= honest.amax(dim=0)).all())

@@ -24,7 +24,7 @@ from exogym_core.planning.rounds import period_of, repeats_from
 from exogym_core.planning.sweep import break_even, grid
 from exogym_core.ranks.recorded import record_kinds
 from exogym_core.strategy import build_strategy
-from exogym_core.strategy.parts.average import average_flat
+from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.documents import Document
 from netsim.files.errors import InputError
@@ -251,7 +251,7 @@ def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
     def body(comm: Any, computing: Any) -> None:
         ran.append(comm.rank)
         flat = torch.empty(1000, device="meta")
-        average_flat(comm, flat, codec_named("int8"))
+        Averaging(codec_named("int8")).flat(comm, flat)
         comm.mark({})
 
     made = record_kinds(body, 300)

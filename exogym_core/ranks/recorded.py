@@ -202,7 +202,7 @@ def record_kinds(
     return Recording(num_ranks, streams, kinds=kinds)
 
 
-def goes_alone(made: Recording, body: Body, collectives: str | Mapping[str, str] | None = "auto") -> bool:
+def goes_alone(made: Recording, body: Body) -> bool:
     """Whether every rank of a run requests alone what it requested among the others, and calls all of them."""
     everyone = tuple(range(made.num_ranks))
     if made.asks_for_time or made.num_ranks < 2:
@@ -211,7 +211,7 @@ def goes_alone(made: Recording, body: Body, collectives: str | Mapping[str, str]
         if any(isinstance(request, Post) and request.call.ranks != everyone for request in stream):
             return False
         try:
-            alone = run_alone(body, made.num_ranks, collectives, rank)
+            alone = run_alone(body, made.num_ranks, "auto", rank)
         except (ValueError, RuntimeError):  # what it does needs the others
             return False
         if list(_calls(alone)) != list(_calls(stream)):

@@ -55,12 +55,10 @@ def bootstrap_interval(values: Sequence[float], level: float = 0.95) -> tuple[fl
     return means[left_out], means[-1 - left_out]
 
 
-def paired_interval(
-    first: Sequence[float], second: Sequence[float], level: float = 0.95
-) -> tuple[float, float] | None:
+def paired_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """The interval of the mean of `first - second`, pair by pair: of two things met with the same seeds.
 
     >>> paired_interval([5.0, 7.0, 9.0], [4.0, 5.0, 8.0])
     (1.0, 2.0)
     """
-    return bootstrap_interval([a - b for a, b in zip(first, second, strict=True)], level)
+    return bootstrap_interval([a - b for a, b in zip(first, second, strict=True)])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinalModels", "Observer", "correlation_of"]
 
+_MEMORY_BYTES = 64 * 2**20  # of deposits that have to wait, before a file is used
 _CHUNK = 1 << 18  # values of all replicas that are compared at a time
 
 
@@ -126,7 +127,6 @@ class Observer:
         make_evaluation: makes what judges, at the first need; None: nothing is judged.
         tell: told of every finished row, in order of steps: an evaluation or a correlation.
         known: rows of an earlier part of this run.
-        memory_bytes: what is kept in memory of deposits that have to wait.
     """
 
     def __init__(
@@ -136,12 +136,11 @@ class Observer:
         make_evaluation: Callable[[], Evaluation] | None,
         tell: Callable[[Mapping[str, Any]], None],
         known: Sequence[Mapping[str, Any]] = (),
-        memory_bytes: int = 64 * 2**20,
     ) -> None:
         self._initial, self._device, self._make, self._tell = model, device, make_evaluation, tell
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
-        self._shelf = Shelf(memory_bytes)
+        self._shelf = Shelf(_MEMORY_BYTES)
         self._looks: dict[tuple[int, int], _Look] = {}  # by step and first rank: servers are looked at apart
         self._rows: dict[int, list[dict[str, Any]]] = {}  # finished, held back for earlier steps
         self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy

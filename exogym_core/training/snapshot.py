@@ -82,13 +82,13 @@ def load_named(model: nn.Module, named: Mapping[str, Tensor]) -> None:
             setattr(model.get_submodule(home), attribute, value.to(device, own[name].dtype, copy=True))
 
 
-def broadcast_state(model: nn.Module, comm: Communicator, src: int = 0) -> None:
-    """Make every rank's parameters and buffers rank `src`'s, one message a dtype and device."""
+def broadcast_state(model: nn.Module, comm: Communicator) -> None:
+    """Make every rank's parameters and buffers rank 0's, one message a dtype and device."""
     members: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for value in named_tensors(model).values():
         members.setdefault((value.dtype, value.device), []).append(value)
     for tensors in members.values():
-        write_back(comm.broadcast(flatten(tensors), src), tensors)
+        write_back(comm.broadcast(flatten(tensors)), tensors)
 
 
 def passing_buffers(model: nn.Module) -> dict[str, Tensor]:

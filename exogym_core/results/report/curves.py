@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "Point", "curve", "rates", "thinned"]
 
+_SPANS = 60  # of a run, in each of which a counter has one rate
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 """Okabe and Ito's, told apart by all kinds of colour vision."""
 
@@ -71,7 +73,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if values and len(known) == len(values) else None
 
 
-def rates(run: SeedResult, column: str, num_spans: int = 60) -> list[tuple[float, float]]:
+def rates(run: SeedResult, column: str) -> list[tuple[float, float]]:
     """How fast a counter of bytes rises, as (end of a span, bits per second in it); equal spans of virtual time.
 
     What a step sent counts evenly from the end of the step before to its own: no more is known of it.
@@ -83,10 +85,10 @@ def rates(run: SeedResult, column: str, num_spans: int = 60) -> list[tuple[float
     ]
     if not known or known[-1][0] <= 0:
         return []
-    length = known[-1][0] / num_spans
-    spans = [0.0] * num_spans
+    length = known[-1][0] / _SPANS
+    spans = [0.0] * _SPANS
     for (begin, before), (end, after) in pairwise([(0.0, 0.0), *known]):
-        first, last = int(begin / length), min(int(end / length), num_spans - 1)
+        first, last = int(begin / length), min(int(end / length), _SPANS - 1)
         for span in range(min(first, last), last + 1):
             inside = min(end, (span + 1) * length) - max(begin, span * length)
             share = inside / (end - begin) if end > begin else 1 / (last - min(first, last) + 1)

@@ -193,11 +193,11 @@ def positive_int(where: str, name: str, value: object) -> int:
     return value
 
 
-def number(where: str, name: str, value: object, minimum: float = 0.0) -> float:
-    """`value` as a finite float of at least `minimum`."""
+def number(where: str, name: str, value: object) -> float:
+    """`value` as a finite float of at least 0."""
     valid = isinstance(value, int | float) and not isinstance(value, bool)
-    if not valid or not math.isfinite(value) or value < minimum:  # type: ignore[operator, arg-type]
-        raise InputError(f"{where}: {name}={value!r} must be a number of at least {minimum:g}")
+    if not valid or not math.isfinite(value) or value < 0:  # type: ignore[operator, arg-type]
+        raise InputError(f"{where}: {name}={value!r} must be a number of at least 0")
     return float(value)  # type: ignore[arg-type]
 
 

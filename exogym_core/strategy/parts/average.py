@@ -27,9 +27,7 @@ __all__ = [
     "AGGREGATES",
     "Averaging",
     "AveragingOptions",
-    "average_flat",
     "encoded_average_bytes",
-    "robust_average_flat",
 ]
 
 #: What replaces the ranks' values.
@@ -130,24 +128,17 @@ class AveragingOptions(Options):
         return Averaging(self.codec, self.aggregate, self.error_feedback)
 
 
-def average_flat(
-    comm: Communicator, flat: Tensor, codec: Codec | None = None, residual: Tensor | None = None
-) -> Tensor:
-    """The mean of `flat` over all ranks of `comm`, in place.
+def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:
+    """The mean of encoded values: parts go by what the communicator names, of `CARRIERS`.
 
-    Without a codec this is one all-reduce. With one, encoded parts go by what the communicator names, of
-    `CARRIERS`: usually each to one rank, which decodes, sums in rank order in fp32, divides, encodes again and
-    sends the mean to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring.
+    Usually each goes to one rank, which decodes, sums in rank order in fp32, divides, encodes again and sends the mean
+    to all. Over all ranks that is 2(n - 1) times the encoded size, as in a ring.
 
     `residual`, like `flat`, is what former calls rounded off: it is added, and replaced by what this call
     rounds off, both of this rank's values and, in the part that it sums up, of the mean (times n, so that the
     next mean is larger by just that). Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Tang
     et al., DoubleSqueeze, arXiv 1905.05957.
     """
-    return Averaging(codec).flat(comm, flat, residual)
-
-
-def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Tensor | None) -> Steps[Tensor]:
     num_ranks = comm.world_size
     if residual is not None:
         flat += residual
@@ -162,10 +153,8 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
     return flat
 
 
-def robust_average_flat(
-    comm: Communicator, flat: Tensor, aggregate: str, codec: Codec | None = None
-) -> Tensor:
-    """The median or trimmed mean of `flat` over all ranks of `comm`, value by value, in place.
+def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec | None) -> Steps[Tensor]:
+    """The median or trimmed mean over all ranks, value by value.
 
     Of the n values of each coordinate, sorted, the median keeps the middle one or two, the trimmed mean drops
     a quarter (rounded down, but one at least if n > 2) from each end; the rest are averaged. NaN counts as
@@ -173,10 +162,6 @@ def robust_average_flat(
     result: `n - 1` times their size a rank. Yin et al., Byzantine-Robust Distributed Learning, arXiv
     1803.01498.
     """
-    return Averaging(codec, aggregate).flat(comm, flat)
-
-
-def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec | None) -> Steps[Tensor]:
     num_ranks = comm.world_size
     if codec is None:
         values = torch.stack((yield comm.all_gather(flat, async_op=True)))
@@ -189,7 +174,7 @@ def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec
 
 
 def encoded_average_bytes(num_values: int, num_ranks: int, codec: Codec) -> int:
-    """Encoded size of `num_values` values cut into one part a rank, as `average_flat` sends them.
+    """Encoded size of `num_values` values cut into one part a rank, as `Averaging` sends them.
 
     >>> from exogym_core.strategy.parts.codecs import Int8Codec
     >>> encoded_average_bytes(10_000, 4, Int8Codec(chunk=1000))

@@ -74,7 +74,7 @@ class Pairs:
                 raise unknown_name("place in the measurements", place, known)
         self.ways = {pair: way for pair, way in self.ways.items() if set(pair) <= set(places)}
 
-    def draft(self, name: str, assumed: Assumed, places: Sequence[str] = ()) -> Draft:
+    def draft(self, name: str, assumed: Assumed) -> Draft:
         """Each place a region with hosts of its own, each pair a link between regions, one figure a direction.
 
         Raises InputError where a figure is missing and nothing is assumed for it.
