@@ -300,6 +300,18 @@ def test_a_graph_with_parallel_links_that_does_not_say_so(tmp_path: Path) -> Non
     assert way(net, "New-York-NY", "London")[0] == 12.5e9
 
 
+def test_rates_that_only_a_label_tells(tmp_path: Path) -> None:
+    """Most of the Topology Zoo's links have no LinkSpeedRaw, and some a label that leaves no doubt."""
+    labelled = GML.replace("LinkSpeedRaw 10000000000.0", 'LinkLabel "OC-192c"').replace(
+        "source 1 target 2", 'source 1 target 2 LinkLabel "10-20Gbps"'
+    )
+    net = topology_of(tmp_path, {"zoo.gml": labelled}, bits_per_second=1e9, latency_seconds=0.003)
+    assert way(net, "New-York-NY", "London")[0] == pytest.approx(9.95328e9)
+    assert way(net, "London", "Nowhere")[0] == 1e9
+    drafted = read_foreign([tmp_path / "zoo.gml"], None, Assumed(1e9, 0.003)).to_yaml()
+    assert "rate by its label OC-192c" in drafted
+
+
 ASTRA = "topology: [ Ring, Switch ]\nnpus_count: [ 3, 2 ]\nbandwidth: [ 100.0, 12.5 ]\nlatency: [ 500.0, 1000.0 ]\n"
 
 

@@ -23,6 +23,12 @@ _EARTH_METRES = 6_371_000.0
 # Light in fibre: two thirds of c. Cables are longer than great circles, which is left out and said.
 _FIBRE_METRES_PER_SECOND = 2e8
 
+_PREFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# SONET's and SDH's levels (of 51.84 and 155.52 Mbit/s), Ethernet's, and plain rates.
+_LABEL = re.compile(
+    r"OC-?(\d+)c?|STM-?(\d+)c?|(\d+(?:\.\d+)?)\s*([KMGT])(?:bps|b/s|bit/s|bits/s|b|E|igE)?", re.IGNORECASE
+)
+
 
 def great_circle_metres(one: tuple[float, float], other: tuple[float, float]) -> float:
     """Distance on the globe between two (latitude, longitude) in degrees (haversine formula).
@@ -111,15 +117,22 @@ def _link(
     assumed: Assumed,
 ) -> DraftLink:
     notes = []
-    speeds = [float(edge["LinkSpeedRaw"]) for edge in edges if _is_positive(edge.get("LinkSpeedRaw"))]
+    speeds = [speed for edge in edges if (speed := _speed(edge)) is not None]
     speed = sum(speeds) or assumed.bits_per_second
     ends = f"{label[source]} to {label[target]}"
     if speed is None:
-        raise InputError(f"{ends}: no LinkSpeedRaw: assume a rate with --bandwidth")
+        raise InputError(f"{ends}: no LinkSpeedRaw, nor a label that tells: assume a rate with --bandwidth")
     if not speeds:
         notes.append(f"rate assumed: {rate(speed)}")
     elif len(edges) > 1:
         notes.append(f"{len(edges)} parallel links together")
+    labels = {
+        str(edge["LinkLabel"])
+        for edge in edges
+        if not _is_positive(edge.get("LinkSpeedRaw")) and _speed(edge)
+    }
+    if labels:
+        notes.append(f"rate by its label {' and '.join(sorted(labels))}")
     points = [_coordinates(nodes[node]) for node in (source, target)]
     if points[0] is not None and points[1] is not None:
         latency = great_circle_metres(points[0], points[1]) / _FIBRE_METRES_PER_SECOND
@@ -130,6 +143,23 @@ def _link(
     else:
         raise InputError(f"{ends}: no coordinates: assume a latency with --latency")
     return DraftLink(label[source], label[target], speed, speed, latency, comment="; ".join(notes))
+
+
+def _speed(edge: Mapping[str, Any]) -> float | None:
+    """Bits per second: as the file has them, or by a label that leaves no doubt, such as 'OC-192c' or '2.5 Gbps'.
+
+    >>> _speed({"LinkLabel": "OC-192c"}), _speed({"LinkLabel": "2.5 Gbps"}), _speed({"LinkLabel": "10-20Gbps"})
+    (9953280000.0, 2500000000.0, None)
+    """
+    if _is_positive(edge.get("LinkSpeedRaw")):
+        return float(edge["LinkSpeedRaw"])
+    match = _LABEL.fullmatch(str(edge.get("LinkLabel", "")).strip())
+    if match is None:
+        return None
+    carrier, transport, number, prefix = match.groups()
+    if number is None:
+        return 51.84e6 * (float(carrier) if carrier else 3 * float(transport))
+    return float(number) * _PREFIXES[prefix.upper()]
 
 
 def _is_positive(value: object) -> bool:
