@@ -18,7 +18,6 @@ SOAK ?= 1
 FUZZED := flows:300000 topology:220000 traces:220000 checkpoint:80000 foreign:80000 experiment:40000
 FUZZED_GUIDED := flows:20000 topology:15000 traces:10000 checkpoint:5000 foreign:5000 experiment:5000
 test-all: test $(VENV)/.soak
-	$(BIN)/python -m pytest -m soak
 	for each in $(FUZZED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with random \
 		--inputs $$(($${each#*:} / $(SOAK))) || exit 1; done
 	for each in $(FUZZED_GUIDED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with atheris \
