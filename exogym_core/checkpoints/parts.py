@@ -36,15 +36,19 @@ _PART_FOLDER = re.compile(r"part-(\d{8,})")
 
 
 def mark_of(folder: Path | None) -> str:
-    """Make a file by which other processes see whether they see this folder; returns its name, "" without a folder."""
-    if folder is None:
-        return ""
+    """Make a file by which other processes see whether they see this folder; returns its name.
+
+    "" without a folder, and where nothing can be written, such as on a disk of old runs: then that there is one of its
+    name must do.
+    """
     name = f".seen-{secrets.token_hex(8)}"
     try:
-        (folder / name).touch(mode=0o600)
-    except OSError as error:
-        raise RecordError(f"{visible(folder)}: cannot be written: {error.strerror or error}") from error
-    return name
+        if folder is not None:
+            (folder / name).touch(mode=0o600)
+            return name
+    except OSError:
+        pass
+    return ""
 
 
 def _none() -> int:

@@ -100,11 +100,7 @@ def there_is(program: Program) -> str:
 
 
 def plan(program: Program, resumed: StoredCheckpoint | None) -> dict[str, Any]:
-    """What other processes that train the same take over from the one that has found it out, in plain values.
-
-    Raises:
-        RecordError: the folder of checkpoints cannot be written.
-    """
+    """What other processes that train the same take over from the one that has found it out, in plain values."""
     folder, home = program.checkpoints.folder, program.checkpoints.home
     return {
         "home": None if home is None else os.fspath(home.absolute()),
