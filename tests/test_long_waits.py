@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 from exogym_core.ranks.rendezvous.roster import START, Roster
+from exogym_core.ranks.rendezvous.service import _SitesOfRun
+from netsim.files.signed import SignedChannel
 
 
 def roster_of_two(lines: list[str]) -> Roster:
@@ -48,6 +51,40 @@ def test_who_does_not_come_through_an_average_is_told() -> None:
     roster.sites[0].heard = 30.0
     roster.look(31.0)
     assert lines == ["the run's begin: site 1 waits since 31 s: site 0 is not there, heard of 1 s ago"]
+
+
+def test_a_rendezvous_that_stood_still_holds_nobody_silent() -> None:
+    """A stopped process, or a crowded machine: what sites said meanwhile has not been read yet, and is in time."""
+    run = _SitesOfRun("r", 2, lambda line: None)
+    near, far = socket.socketpair()
+    with near, far:
+        channel = SignedChannel(near, "here", (b"one", b"other"))
+        for site in range(2):
+            hello = {"session": str(site), "lane": 0, "site": site, "where": "host"}
+            run.welcome(channel, hello, 0.0)
+        join(run.roster, 0, START, 0.0)
+        run.was_away(605.0, 606.0)
+        run.roster.look(606.0)
+        assert run.silent(606.0, 10.0) == []
+        join(run.roster, 1, START, 606.0)
+        assert run.roster._present == ()
+        assert len(run.roster._attempts) == 1, "both have come, and nobody was left out"
+        (attempt,) = run.roster._attempts.values()
+        assert attempt.members == (0, 1)
+        run.close()
+
+
+def test_nobody_waits_for_a_site_whose_file_has_fewer_steps() -> None:
+    """That one waits for the last rows of the others meanwhile: they waited for each other until the time was over."""
+    lines: list[str] = []
+    roster = roster_of_two(lines)
+    for site in range(2):
+        roster.publish(site, 60, 1.0)
+        roster.fetched(site, 60, 1.0)
+    join(roster, 1, 60, 2.0)
+    assert not any("round 61" in line for line in lines)
+    roster.done(0, 3.0)
+    assert lines[-1] == "round 61: site 1, without site 0"
 
 
 def test_who_downloads_from_a_site_that_dies_hears_so_at_once() -> None:

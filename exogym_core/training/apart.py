@@ -162,6 +162,7 @@ class _SiteWatch(RunLookout):
             self.settle()
             self._tell(self._first, {"through": True})
         comm.link.send_rows()
+        comm.link.tell("done")
         until = time.monotonic() + _LAST_ROWS_SECONDS
         sites = {rank // self._size for rank in present}
         while time.monotonic() < until and any(self._is_awaited(comm, site) for site in sites):

@@ -133,6 +133,11 @@ class Roster:
             self._say(f"site {site}: its process {lane} {'hangs' if is_silent else 'is heard of again'}")
             self.look(now)
 
+    def done(self, site: int, now: float) -> None:
+        """A site has done its rounds: others that have more to do go on without it."""
+        self.sites[site].has_done_all = True
+        self.look(now)
+
     def end(self, site: int, question: int, seconds: float, now: float) -> None:
         """A site is through; it is let go when nobody needs what it has, after `seconds` at the latest."""
         self.sites[site].has_ended = True
@@ -213,7 +218,8 @@ class Roster:
         awaited = {site for site in wanted if site not in self.sites or not self._is_gone(site, now)}
         awaited = {site for site in awaited if site not in self.sites or self.sites[site].has_begun}
         back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
-        return awaited | {site for site in back if not self._is_gone(site, now)}
+        awaited |= {site for site in back if not self._is_gone(site, now)}
+        return {site for site in awaited if site not in self.sites or not self.sites[site].has_done_all}
 
     def _settle(self, meeting: RoundMeeting, members: tuple[int, ...], now: float) -> None:
         meeting.is_settled, meeting.members = True, members
@@ -372,6 +378,18 @@ class Roster:
         self.sites[site].fetched, self.sites[site].has_begun = number, True
         self._downloads.forget(site)
         self.look(now)
+
+    def was_away(self, seconds: float, now: float) -> None:
+        """Nobody could be heard for so long, as this process stood still: that is nobody's silence."""
+        for info in self.sites.values():
+            info.heard = min(info.heard + seconds, now)
+        for meeting in self._rounds.values():
+            meeting.deadline += seconds
+        for attempt in self._attempts.values():
+            attempt.deadline, attempt.broke = attempt.deadline + seconds, attempt.broke + seconds
+        self._leaving = {
+            site: (question, until + seconds) for site, (question, until) in self._leaving.items()
+        }
 
     # --- whenever something has happened -------------------------------------------------------------------------
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Meeting"]
 
 _SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_OF_STANDING_STILL = (
+    1.0  # from one look to the next: this process was stopped, or its machine is crowded
+)
 _SECONDS_TO_READ = 2.0  # for a site whose connection is full; others wait meanwhile
 _SECONDS_TO_HELLO = 10.0
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
@@ -133,6 +136,11 @@ class _SitesOfRun:
         if who[1] == 0:
             self.roster.depart(who[0], self._sessions[who], now)
 
+    def was_away(self, seconds: float, now: float) -> None:
+        """This process stood still for so long."""
+        self._heard = {who: min(heard + seconds, now) for who, heard in self._heard.items()}
+        self.roster.was_away(seconds, now)
+
     def silent(self, now: float, seconds: float) -> list[SignedChannel]:
         """Connections of sites that have not been heard of for so long."""
         found = []
@@ -177,6 +185,8 @@ class _SitesOfRun:
             roster.publish(site, int(message["number"]), now)
         elif what == "fetched":
             roster.fetched(site, int(message["number"]), now)
+        elif what == "done":
+            roster.done(site, now)
         elif what == "end":
             roster.end(site, int(message["id"]), float(message["seconds"]), now)
         elif what == "trouble":
@@ -384,10 +394,15 @@ class Meeting:
         return run
 
     def _keep_looking(self) -> None:
+        last = time.monotonic()
         while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-            now, silent = time.monotonic(), []
+            before, last = last, time.monotonic()
+            now = last
+            silent: list[SignedChannel] = []
             with self._lock:
                 for run in self._runs.values():
+                    if now > before + _SECONDS_OF_STANDING_STILL:
+                        run.was_away(now - before, now)
                     silent += run.silent(now, self._silent_seconds)
                     run.roster.look(now)
             for channel in silent:

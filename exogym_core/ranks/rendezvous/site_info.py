@@ -29,6 +29,7 @@ class SiteInfo:
         heard: when it last said something.
         lost: when its connection ended; infinity while it is there.
         has_begun: whether it has what the others had, and takes part.
+        has_done_all: whether it has done its rounds; it may still serve others.
         has_ended: whether it is through with everything.
         newest: the number of the state that it has published.
         fetched: the number of the state that it downloaded last.
@@ -42,6 +43,7 @@ class SiteInfo:
     heard: float
     lost: float = math.inf
     has_begun: bool = False
+    has_done_all: bool = False
     has_ended: bool = False
     newest: int = START - 1
     fetched: int = START - 1
