@@ -74,6 +74,16 @@ def test_rounds_that_go_on_without_a_crashed_host_lose_its_steps() -> None:
     assert waits.failures["seconds_lost_per_crash"] == pytest.approx(3.0, rel=0.05)
 
 
+def test_crashes_that_end_a_run_are_told() -> None:
+    """Under TCP a connection is given up after a quarter of an hour, so where a round hangs on it the run ends."""
+    plan = measure(
+        build_strategy("DiLoCo", H=2), setting("10 ms", failures=Crashes(1e6, 1800.0), protocol="linux-tcp")
+    )
+    assert any("of crashes end the run" in remark for remark in plan.remarks)
+    assert plan.failures is not None
+    assert plan.failures["seconds_lost_per_crash"] == pytest.approx(1800, rel=0.01)
+
+
 def test_what_ends_before_the_budget_is_told() -> None:
     """`until` cuts days, tokens and money alike; where it comes later nothing changes."""
     whole = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0))

@@ -194,6 +194,13 @@ def _cell_line(cell: dict[str, Any]) -> str:
     click.option("--tokens", metavar="NUMBER", required=True, help="The budget, such as 200B."),
     click.option("--workers", type=click.IntRange(2), help="How many [one a host]."),
     click.option(
+        "--set",
+        "overrides",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="As netgym plan has it: failures.mtbf=8h.",
+    ),
+    click.option(
         "--runs", metavar="DIR", help="A run of yours: its strategies' steps to a loss are applied."
     ),
     *_WHERE,
@@ -203,12 +210,11 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     from exogym_core.app.planned import request_of
     from exogym_core.app.step_ratios import step_ratios
     from exogym_core.planning.advise import advise as advised
-    from exogym_core.planning.advise import candidates
 
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
     ratios = step_ratios(runs) if runs is not None else None
-    with SignOfLife("planning strategies and settings", len(list(candidates(setting)))) as sign:
-        told = advised(setting, ratios, sign.advance)
+    with SignOfLife("planning strategies and settings, then searching from the best"):
+        told = advised(setting, ratios)
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
     names = [_advice_name(row) for row in told["ranked"]]

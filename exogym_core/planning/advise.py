@@ -16,7 +16,7 @@ from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from netsim.topology.topology import Topology
 
@@ -57,7 +57,6 @@ CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
 def advise(
     setting: Setting,
     ratios: Mapping[str, Ratio] | None = None,
-    on_row: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
 
@@ -67,17 +66,13 @@ def advise(
         setting: with `tokens`.
         ratios: steps to the same loss by strategy; their days are multiplied with the mean. Without one for any of
             them, DiLoCo's published scaling law is applied to those of which it speaks.
-        on_row: called when another candidate has been planned.
 
     Returns:
         `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
         hosts that act as one, `left_out`, `worker_hours`, `days_low`, `days_high` and `pareto`), `ring`, `explained`:
         what may surprise, and `unknown`: what the ranking does not know.
     """
-    rows = []
-    for name, options in candidates(setting):
-        rows.append(_row(name, options, setting))
-        on_row()
+    rows = [_row(name, options, setting) for name, options in candidates(setting)]
     rows += _grouped(setting, min(row["seconds_per_step"] for row in rows))
     rows = merged(sorted([*rows, *_searched(rows, setting)], key=_place), SEARCHED)
     protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
@@ -325,7 +320,9 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "many steps to a loss, but for the ratios named here"
     ]
     told += _told_ratios(rows, ratios) if ratios else _told_law(rows)
-    told.append("what lost workers, weather and other people's traffic cost, unless the topology has them")
+    told.append(
+        "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
+    )
     if any(row["fits"] is False for row in rows):
         told.append(
             "how states that do not fit are sharded or offloaded: such rows are ranked last, and their times take "

@@ -10,6 +10,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from netsim.files.errors import DeadlockError
+from netsim.files.units import format_seconds
 from netsim.topology.weather import HostEvent
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Loss", "Simulated", "loss_of_a_crash", "with_failures"]
 
-_MOMENTS = 6  # single crashes that are simulated, each of another host in another part of a round
+_MOMENTS = 4  # single crashes that are simulated, each of another host in another part of a round
+_ROUNDS = 3  # a crash is in the second; in the third all have met again
 _MOST_RANKS = 32  # beyond, what a crash takes is its repair and half of what is computed between two calls
 _MOST_ROUNDS = 40  # of which others go on; what a longer repair takes is reckoned from there
 _AFTER = 3  # rounds after the repair, in which who was away comes back
@@ -57,10 +60,13 @@ class Loss(NamedTuple):
     Attributes:
         seconds: by which the others are later, or where workers go their own pace, the one that crashed.
         tokens: that do not count, as rounds went on without the one that crashed.
+        fatal: share of crashes that end a run, as a transport gives a connection up before the repair. They take the
+            repair, and what had been done of the round: as if the run were resumed from there.
     """
 
     seconds: float
     tokens: float
+    fatal: float = 0.0
 
 
 def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
@@ -80,6 +86,11 @@ def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
     if len(hosts) * crashes.repair_seconds / each > _FREQUENT:
         remarks.append(
             "crashes are so frequent that several hosts are often away at once: what they take is an estimate"
+        )
+    if loss.fatal:
+        remarks.append(
+            f"{loss.fatal:.0%} of crashes end the run: a connection is given up before a repair of "
+            f"{format_seconds(crashes.repair_seconds)} is over; they are taken to be resumed from the round's beginning"
         )
     told = {
         "crashes_per_day": len(hosts) / each * 86_400,
@@ -102,6 +113,8 @@ def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int])
         rounds = measured.rounds_of(min(needed, _MOST_ROUNDS))
         beyond = max(needed - _MOST_ROUNDS, 0)
         repair -= beyond * plan.seconds_per_round
+    elif measured.strategy.is_synchronous:
+        rounds = measured.rounds_of(_ROUNDS)
     quiet = measured.simulated(rounds, setting.topology)
     start = quiet.round_seconds[0]
     length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
@@ -109,11 +122,15 @@ def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int])
     for moment in range(_MOMENTS):
         host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
         at = start + (moment + 0.5) / _MOMENTS * length
-        crashed = measured.simulated(rounds, _with_crash(setting.topology, host, at, repair))
+        try:
+            crashed = measured.simulated(rounds, _with_crash(setting.topology, host, at, repair))
+        except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
+            losses.append(Loss(repair + at - start, 0.0, 1.0))
+            continue
         losses.append(_loss(measured, quiet, crashed))
-    seconds, tokens = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+    seconds, tokens, fatal = (sum(column) / len(losses) for column in zip(*losses, strict=True))
     a_worker = plan.steps_per_round * setting.batch_size * setting.model.length
-    return Loss(seconds, tokens + beyond * a_worker)
+    return Loss(seconds, tokens + beyond * a_worker, fatal)
 
 
 def _with_crash(topology: Topology, host: int, at: float, repair: float) -> Topology:

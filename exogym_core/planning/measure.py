@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from exogym_core.communicator.simulated.simulation import reckons_crowd
 from exogym_core.planning.failures import with_failures
 from exogym_core.planning.needs import SECONDS_A_DAY, Plan
 from exogym_core.planning.pace import Pace, pace_apart, pace_together
 from exogym_core.planning.rank import draws_bytes
 from exogym_core.planning.rhythm import Rhythm, rhythm
+from exogym_core.planning.rounds import repeats_from
 from exogym_core.planning.setting import Setting
 from exogym_core.planning.simulated_rounds import SimulatedRounds
 from exogym_core.planning.weather import num_rounds_needed, told_of_rounds
@@ -25,6 +27,7 @@ __all__ = ["Measured", "Plan", "Setting", "measure"]
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
+_ROUNDS_WITHOUT_MEMORY = 2  # on networks on which connections have none
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _STEPS_WITHOUT_RHYTHM = 64
 
@@ -55,7 +58,7 @@ class Measured:
         elif found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
             num_rounds = _ROUNDS_OF_NEW_PEERS  # what such ranks request cannot be lengthened
         else:
-            num_rounds = _ROUNDS
+            num_rounds = _ROUNDS if found.asks or not setting.is_plain() else _ROUNDS_WITHOUT_MEMORY
         self.strategy, self.setting = strategy, setting
         durations = setting.durations()
         self.rounds_of = partial(
@@ -75,6 +78,9 @@ class Measured:
         assert found.period is not None
         budget = setting.num_rounds(found.period)
         figures = self._simulated(setting)
+        if num_rounds == _ROUNDS_WITHOUT_MEMORY and not _are_alike(figures):
+            self.rounds = self.rounds_of(_ROUNDS)
+            figures = self._simulated(setting)
         if strategy.is_synchronous and not found.are_peers_new:
             weather, compute = setting.topology.weather, setting.compute
             calls = self.rounds.calls_a_round
@@ -82,6 +88,11 @@ class Measured:
             if calls and needed > len(figures.round_seconds):
                 figures = self._simulated(setting, needed)
             remarks += told_of_rounds(compute, weather, figures.round_seconds, budget)
+        is_crowded = any("direct" in names for names in figures.collectives.values())
+        if is_crowded and reckons_crowd(num_ranks) and not setting.topology.weather:
+            remarks += (
+                f"what {num_ranks:,} ranks send each other at once is reckoned from the busiest link",
+            )
         self.figures = figures
         self.first_round_seconds = figures.round_seconds[0]
         if strategy.is_synchronous:
@@ -126,6 +137,12 @@ class Measured:
     def first_round_on(self, setting: Setting) -> float:
         """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
         return self._simulated(setting, 1).round_seconds[0]
+
+
+def _are_alike(figures: RoundFigures) -> bool:
+    """Whether the first round took as long as the second."""
+    first, second = figures.round_seconds
+    return repeats_from([first, second - first]) == 0
 
 
 def _no_time(step: int) -> float:

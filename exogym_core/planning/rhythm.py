@@ -81,8 +81,10 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
                 whole = max(
                     (count for count in candidates[1:] if count and count % period == 0), default=period
                 )
-            alone = _goes_alone(strategy, ranks, whole)
-            if not alone and whole * _ROUNDS_OF_PEERS > length:  # few who draw lots may draw the same again
+            alone = not asks and _goes_alone(strategy, ranks, whole)
+            if (
+                not alone and _chooses(peers, ranks) and whole * _ROUNDS_OF_PEERS > length
+            ):  # few who draw lots may draw the same again
                 _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
             are_new = any(peers[i] != peers[i + whole] for i in range(whole, len(peers) - whole))
             repeats = whole == period and _all_but_the_last(sizes, period) and not asks
@@ -91,6 +93,12 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
             break
         length *= 3
     return Rhythm(None)
+
+
+def _chooses(peers: list[Hashable], num_ranks: int) -> bool:
+    """Whether ranks call some of the others, so that it may be others in another round."""
+    everyone = tuple(range(num_ranks))
+    return any(call != everyone for step in peers for calls in step for call in calls)  # type: ignore[attr-defined]
 
 
 def _all_but_the_last(sizes: list[int], period: int) -> bool:

@@ -10,6 +10,7 @@ from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
 from exogym_core.planning.known import Known
 from exogym_core.planning.weather import differs_for_ever
 from netsim.files.errors import InputError, unknown_name
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -142,6 +143,11 @@ class Setting:
         compute, topology = self.compute, self.topology
         even = not compute.jitter and not compute.straggler_fraction
         return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
+
+    def is_plain(self) -> bool:
+        """Whether besides connections have no state, so that a round is like the one before."""
+        protocol = Protocol.parse(self.topology.protocol if self.protocol is None else self.protocol)
+        return protocol.is_plain and self.is_even()
 
     def differs_for_ever(self) -> bool:
         """Whether rounds go on to differ by chance."""

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["SimulatedRounds"]
 
 
+_MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
+
+
 class SimulatedRounds:
     """A few rounds of a strategy, to be simulated on any network.
 
@@ -198,6 +201,12 @@ class SimulatedRounds:
         self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None
     ) -> RunResult[None]:
         """By ranks that run as it is simulated."""
+        if self._num_ranks > _MOST_LIVE_RANKS:
+            raise InputError(
+                f"plan: {type(self._strategy).__name__} goes by the clock, so each of {self._num_ranks:,} ranks has to "
+                f"run, and that is done for {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
+                "do not overlap in stages or leave anybody out"
+            )
         self._staleness.clear()
 
         def own(comm: Communicator) -> None:

@@ -61,6 +61,8 @@ class Network(ChangingCarrier):
             waiting if that returns. By default raises DeadlockError.
     """
 
+    _credited: FloatArray | float = 0.0  # bytes by link that nobody has sent here
+
     # -- looking ---------------------------------------------------------------------------------------------
 
     def observe(self, observer: NetworkObserver) -> None:
@@ -79,7 +81,7 @@ class Network(ChangingCarrier):
         if self.elsewhere is not None:
             for source, target, num_bytes in self.elsewhere.host_bytes():
                 over[self._paths.between(source, target).index] += num_bytes
-        return self._by_link(over, list(self._rates))
+        return self._by_link(over, list(self._rates)) + self._credited
 
     @property
     def background_link_bytes(self) -> FloatArray:
@@ -171,6 +173,10 @@ class Network(ChangingCarrier):
         counted = self._bytes
         for index, num_bytes in self._paths.numbered(hosts, pair_bytes):
             counted[index] += num_bytes
+
+    def credit_links(self, link_bytes: FloatArray) -> None:
+        """Count bytes that have crossed links; shape (links,)."""
+        self._credited = self._credited + link_bytes
 
     # -- copies ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,10 @@ from exogym_core.communicator.values import Combine, combine
 from netsim.collectives import (
     Abridged,
     Choices,
+    Gathering,
     Schedule,
+    are_many,
+    is_crowd,
     parse_collectives,
     schedule,
     start_all_to_all,
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 # Kinds of collectives that are remembered, so that each is looked at once.
 _MOST_NOTED = 512
 
-__all__ = ["Schedules", "Simulation", "World"]
+__all__ = ["Schedules", "Simulation", "World", "reckons_crowd"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Schedules:
         self._world = world
         self._choices = Choices(world.topology, world.protocol, world.collectives)
         self._traffic = lru_cache(maxsize=_MOST_NOTED)(self._traffic_uncached)
+        self._regions = lru_cache(maxsize=_MOST_NOTED)(world.regions)
         self._known = lru_cache(maxsize=_MOST_NOTED)(self._found)
 
     def of(self, call: Call) -> Schedule:
@@ -142,7 +146,7 @@ class Schedules:
         sent = sum(row) - row[member]
         if self._world.topology is None:
             return sent, 0
-        regions = self._world.regions(ranks)
+        regions = self._regions(tuple(ranks))
         return sent, sum(size for size, region in zip(row, regions, strict=True) if region != regions[member])
 
     def _traffic_uncached(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +175,7 @@ class Simulation:
         recall: blocks until one of those who are away makes a call again; False where nobody is.
         on_taken: told of every rank that takes letters, what it asked, and which.
         schedules: of calls, where they are known from another run of this world; None: found anew.
-        abridged: of long collectives the first steps are simulated, and the rest is reckoned from them.
+        abridged: long collectives and crowds of messages are reckoned, see `netsim.collectives.Abridged`.
 
     Attributes:
         away: ranks that wait for something of their own while others' time is running out: the clock goes on.
@@ -199,9 +203,11 @@ class Simulation:
         self.world = world
         self.away: set[int] = set()
         self.schedules = schedules if schedules is not None else Schedules(world)
-        self._begin: Callable[..., Collective] = start_collective
+        self._begin: Callable[..., Collective | Gathering] = start_collective
+        self._begin_all_to_all = start_all_to_all
         if abridged and world.topology is not None:
-            self._begin = Abridged(world.topology, world.protocol).start
+            short = Abridged(world.topology, world.protocol)
+            self._begin, self._begin_all_to_all = short.start, short.start_all_to_all
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
@@ -311,7 +317,7 @@ class Simulation:
         hosts = tuple([self.world.hosts[rank] for rank in call.ranks])
         if call.op == "all_to_all":
             self.algorithms.setdefault(call.op, set()).add("direct")
-            enter, cancel = start_all_to_all(
+            enter, cancel = self._begin_all_to_all(
                 self.network,
                 hosts,
                 lambda rows: self.schedules.of(_all_to_all(call, rows)),
@@ -321,10 +327,15 @@ class Simulation:
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
-        if self._has_windows:
+        if self._has_windows and not is_crowd(plan):
             self._note_windows(plan, hosts)
         started = self._begin(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: started.arrive(member), started.cancel
+
+
+def reckons_crowd(num_ranks: int) -> bool:
+    """Whether so many ranks that all send to each other at once are reckoned, where a simulation is abridged."""
+    return are_many(num_ranks * (num_ranks - 1))
 
 
 def _never(links: Collection[int]) -> bool:

@@ -1,4 +1,6 @@
-"""Long collectives by their first steps: a ring's steps soon take equally long, so a few tell what all of them take.
+"""Long collectives by their first steps, and crowds of messages by the links that have most to carry.
+
+A ring's steps soon take equally long, so a few tell what all of them take.
 
 For plans, where a thousandth does not matter and a ring of hundreds under TCP is millions of events; never
 for training.
@@ -10,24 +12,35 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from netsim.collectives.schedules.schedule import Phase
+import numpy as np
+
+from netsim.collectives.schedules.schedule import Phase, Step
 from netsim.collectives.times.collective import start_collective
+from netsim.collectives.times.crowd import Crowd, are_many, is_crowd
+from netsim.collectives.times.recurrence import Lines
 from netsim.collectives.times.timing import time_collective
+from netsim.collectives.times.uneven import start_all_to_all
 from netsim.fluid.clock import call_at
+from netsim.fluid.wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from netsim.collectives.schedules.schedule import Bytes, Ranks, Schedule, Step
+    from netsim.collectives.schedules.schedule import Bytes, Ranks, Schedule
     from netsim.collectives.times.collective import Collective
+    from netsim.fluid.fairness import FloatArray
     from netsim.fluid.network import Network
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["Abridged"]
+__all__ = ["Abridged", "Gathering"]
 
 # Under TCP, what sends more messages than this is not simulated to its end.
 _MOST_WINDOWED_MESSAGES = 2_500
+
+# What sends more than this is not simulated but for its slowest pairs, where pairs do not share links.
+_MOST_STEPWISE_MESSAGES = 50_000
+_SLOWEST_PAIRS = 8
 
 _FEWEST_STEPS = 2  # of a phase, by which its pace is judged first; then twice as many, and so on
 _SAME_PACE = 1e-3
@@ -54,6 +67,29 @@ class _Beginning(Phase):
         return self._whole.fixed_pairs()
 
 
+class _Some(Phase):
+    """A phase with the messages of some senders alone."""
+
+    def __init__(self, whole: Phase, senders: Ranks) -> None:
+        self._whole, self._senders = whole, senders
+        self.num_steps, self.window, self.reduce = whole.num_steps, whole.window, whole.reduce
+        self.skip_empty, self.has_gaps = whole.skip_empty, True
+
+    def step(self, index: int) -> Step:
+        """As the phase has it, of these senders."""
+        step = self._whole.step(index)
+        kept = np.isin(step.src, self._senders)
+        return Step(step.src[kept], step.dst[kept], step.offset[kept], step.num_bytes[kept])
+
+    def fixed_pairs(self) -> tuple[Ranks, Ranks] | None:
+        """As the phase has them, of these senders."""
+        pairs = self._whole.fixed_pairs()
+        if pairs is None:
+            return None
+        kept = np.isin(pairs[0], self._senders)
+        return pairs[0][kept], pairs[1][kept]
+
+
 def _beginning(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
     """The schedule with so many steps in each of its long phases, and how many are left out there.
 
@@ -72,10 +108,48 @@ def _is_long(schedule: Schedule, protocol: Protocol) -> bool:
     return protocol.has_windows and schedule.num_messages > _MOST_WINDOWED_MESSAGES
 
 
+class Gathering:
+    """A collective that begins when its last member has come, and is over for all at once.
+
+    Args:
+        network: on whose clock.
+        num_members: how many.
+        begun: called when all have come; what it takes, in seconds.
+        on_done: called with every member when it is through.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        num_members: int,
+        begun: Callable[[], float],
+        on_done: Callable[[int], None],
+    ) -> None:
+        self._env, self._num_members, self._begun, self._on_done = network.env, num_members, begun, on_done
+        self._num_away = num_members
+
+    def arrive(self, member: int) -> None:
+        """A member is there."""
+        self._num_away -= 1
+        if not self._num_away:
+            at = self._env.now + self._begun()
+            for each in range(self._num_members):
+                call_at(self._env, at, partial(self._through, each))
+
+    def cancel(self) -> None:
+        """Nobody is told any more."""
+        self._num_members = 0
+
+    def _through(self, member: int) -> None:
+        if self._num_members:
+            self._on_done(member)
+
+
 class Abridged:
     """Starts collectives on a quiet network, of long ones under TCP their first steps alone.
 
-    What the others take is reckoned from a trial, and added at the end.
+    What the others take is reckoned from a trial, and added at the end. Crowds of messages take what `Crowd` reckons,
+    from when their last member has come.
 
     Args:
         topology: the network, without weather.
@@ -85,6 +159,9 @@ class Abridged:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self._known: dict[tuple[int, tuple[int, ...]], tuple[Schedule, Schedule, float]] = {}
+        self._crowd = Crowd(topology, protocol)
+        self._wholes: dict[tuple[int, tuple[int, ...]], tuple[Schedule, float | None]] = {}
+        self._crowds: dict[Hashable, tuple[float, FloatArray, Hashable]] = {}
 
     def start(
         self,
@@ -94,10 +171,19 @@ class Abridged:
         *,
         group: Hashable = None,
         on_done: Callable[[int], None],
-    ) -> Collective:
+    ) -> Collective | Gathering:
         """As `netsim.collectives.start_collective`."""
+        if is_crowd(schedule):
+            through_at = partial(
+                self._begun, network, tuple(hosts), (id(schedule), schedule), lambda: schedule
+            )
+            return Gathering(network, len(hosts), through_at, on_done)
         if not _is_long(schedule, self._protocol):
             return start_collective(network, schedule, hosts, group=group, on_done=on_done)
+        seconds = self._by_slowest(schedule, tuple(hosts))
+        if seconds is not None:
+            begun = partial(self._credited, network, schedule, tuple(hosts), seconds)
+            return Gathering(network, len(hosts), begun, on_done)
         _, short, later = self._reckoned(schedule, tuple(hosts))
         sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
         network.credit(
@@ -108,6 +194,81 @@ class Abridged:
             call_at(network.env, network.env.now + later, partial(on_done, member))
 
         return start_collective(network, short, hosts, group=group, on_done=through)
+
+    def start_all_to_all(
+        self,
+        network: Network,
+        hosts: Sequence[int],
+        whole: Callable[[tuple[tuple[int, ...], ...]], Schedule],
+        *,
+        group: Hashable = None,
+        on_done: Callable[[int], None],
+    ) -> tuple[Callable[[int, Sequence[int]], None], Callable[[], None]]:
+        """As `netsim.collectives.times.uneven.start_all_to_all`."""
+        if not are_many(len(hosts) * (len(hosts) - 1)):
+            return start_all_to_all(network, hosts, whole, group=group, on_done=on_done)
+        rows: dict[int, tuple[int, ...]] = {}
+
+        def begun() -> float:
+            sizes = tuple(rows[member] for member in range(len(hosts)))
+            return self._begun(network, tuple(hosts), sizes, lambda: whole(sizes))
+
+        gathering = Gathering(network, len(hosts), begun, on_done)
+
+        def enter(member: int, row: Sequence[int]) -> None:
+            rows[member] = tuple(row)
+            gathering.arrive(member)
+
+        return enter, gathering.cancel
+
+    def _begun(
+        self, network: Network, hosts: tuple[int, ...], sizes: Hashable, made: Callable[[], Schedule]
+    ) -> float:
+        """A crowd begins, which `sizes` tells from others: what it takes."""
+        key = (hosts, sizes)
+        if key not in self._crowds:
+            self._crowds[key] = (*self._crowd.reckoned(made(), hosts), sizes)
+        seconds, link_bytes, _ = self._crowds[key]
+        network.credit_links(link_bytes)
+        return seconds
+
+    @staticmethod
+    def _credited(network: Network, schedule: Schedule, hosts: tuple[int, ...], seconds: float) -> float:
+        network.credit(hosts, schedule.pair_bytes)
+        return seconds
+
+    def _by_slowest(self, schedule: Schedule, hosts: tuple[int, ...]) -> float | None:
+        """What a very long ring takes, by the pace of its slowest pairs; None where all of it is to be looked at.
+
+        Where pairs share no links, the slowest one never waits for the others, once they have begun. Its neighbours go
+        along, as their acknowledgements take of its lines.
+        """
+        key = (id(schedule), hosts)
+        if key not in self._wholes:
+            self._wholes[key] = (schedule, self._slowest_seconds(schedule, hosts))
+        return self._wholes[key][1]
+
+    def _slowest_seconds(self, schedule: Schedule, hosts: tuple[int, ...]) -> float | None:
+        pairs = [phase.fixed_pairs() for phase in schedule.phases]
+        if schedule.num_messages <= _MOST_STEPWISE_MESSAGES or any(each is None for each in pairs):
+            return None
+        topology, protocol = self._topology, self._protocol
+        rate = topology.bits_per_second / 8 * protocol.payload_share
+        wires = Wires(topology.route, topology.latency_seconds, rate, protocol.software_seconds)
+        lines = Lines(wires, hosts)
+        src, dst = next(each for each in pairs if each is not None)
+        _, there, most = lines.of(src, dst)
+        if not lines.fit_at_once(rate) or any((each[1] != dst).any() for each in pairs if each is not None):
+            return None
+        _, back, _ = lines.of(dst, src)
+        window = protocol.window_bytes * protocol.streams
+        most = np.minimum(most, window / np.maximum(there + back, 1e-9))
+        largest = max(schedule.phases, key=lambda phase: phase.num_steps).num_bytes(0).max(initial=0)
+        slowest = np.argsort(-(there + largest / most), kind="stable")[:_SLOWEST_PAIRS]
+        senders = np.unique(np.concatenate([src[slowest], dst[slowest], src[np.isin(dst, src[slowest])]]))
+        some = replace(schedule, phases=tuple(_Some(phase, senders) for phase in schedule.phases))
+        short, later = self._cut(some, hosts)
+        return time_collective(topology, protocol, short, hosts).seconds[-1] + later
 
     def _reckoned(self, schedule: Schedule, hosts: tuple[int, ...]) -> tuple[Schedule, Schedule, float]:
         """The schedule (kept, for its identity), what of it is simulated, and what the rest takes."""

@@ -1,0 +1,67 @@
+"""Plans of very many workers: what is reckoned is what all messages take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from exogym_core.cost.compute import Compute
+from exogym_core.planning.measure import Measured, Setting, measure
+from exogym_core.planning.models import planned_model
+from exogym_core.strategy import build_strategy
+from netsim.collectives.times import abridged, crowd
+from netsim.files.errors import InputError
+from netsim.topology.topology import Topology
+
+
+def homes(number: int, **more: Any) -> Setting:
+    """No two alike: uploads of 10 to 100 Mbit/s, downloads of 100 to 1,000, and 3 to 60 ms."""
+    rates = [10 + 90 * (0.61803 * i % 1) for i in range(number)]
+    links = [
+        {
+            "between": [f"h{i}", "net"],
+            "up": f"{rate:.5f} Mbit/s",
+            "down": f"{100 + 900 * (0.41421 * i % 1):.5f} Mbit/s",
+            "latency": f"{3 + 57 * (0.73205 * i % 1):.5f} ms",
+        }
+        for i, rate in enumerate(rates)
+    ]
+    network = {"hosts": {f"h{i}": {} for i in range(number)}, "routers": ["net"], "links": links}
+    model = planned_model("llama-2m", 32)
+    return Setting(model, Topology.from_mapping(network), Compute.parse("1 s"), number, 2, 1e6, **more)
+
+
+@pytest.mark.parametrize(
+    "protocol", ["ideal", "linux-tcp", {"preset": "linux-tcp", "window": "64 KiB"}], ids=str
+)
+def test_a_crowd_takes_what_its_busiest_link_takes(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty-four homes that send codes to each other: seconds to two hundredths, and every link's bytes."""
+    where = homes(24, protocol=protocol)
+    strategy = build_strategy("DiLoCo", H=2, codec="int8")
+    whole = Measured(strategy, where)
+    monkeypatch.setattr(crowd, "_MOST_MESSAGES", 300)
+    reckoned = Measured(strategy, homes(24, protocol=protocol))
+    assert reckoned.plan.seconds_per_round == pytest.approx(whole.plan.seconds_per_round, rel=0.02)
+    assert reckoned.plan.wan_bytes == whole.plan.wan_bytes
+    assert reckoned.figures.link_bytes == pytest.approx(whole.figures.link_bytes)
+    assert any("busiest link" in remark for remark in reckoned.plan.remarks)
+
+
+def test_a_very_long_ring_takes_what_its_slowest_pairs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty homes under TCP: as all messages, to a hundredth."""
+    where = homes(24, protocol="linux-tcp", collectives="ring")
+    monkeypatch.setattr(abridged, "_MOST_WINDOWED_MESSAGES", math.inf)
+    whole = measure(build_strategy("DiLoCo", H=2), where)
+    monkeypatch.setattr(abridged, "_MOST_WINDOWED_MESSAGES", 1000)
+    monkeypatch.setattr(abridged, "_MOST_STEPWISE_MESSAGES", 1000)
+    reckoned = measure(build_strategy("DiLoCo", H=2), homes(24, protocol="linux-tcp", collectives="ring"))
+    assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=0.01)
+
+
+def test_too_many_ranks_that_go_by_the_clock_are_told() -> None:
+    """Staged codes in flight have every rank run: of thousands one line says what to do, at once."""
+    where = homes(300)
+    with pytest.raises(InputError, match="goes by the clock, so each of 300 ranks has to run"):
+        measure(build_strategy("StreamingDiLoCo", H=10, codec="int8", tau=2, num_fragments=2), where)
