@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -132,12 +133,16 @@ def test_nothing_in_a_message_breaks_its_line() -> None:
     assert str(caught.value).isprintable()
 
 
-def test_examples() -> None:
-    for name in (
-        "files.documents",
-        "topology.graph",
-        "topology.placement",
-        "topology.topology",
-        "tools.usage",
-    ):
-        assert doctest.testmod(importlib.import_module(f"netsim.{name}")).failed == 0
+ROOT = Path(__file__).parents[1]
+EXAMPLES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in ("netsim", "exogym_core")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(name: str) -> None:
+    """Those of every module: five had been wrong, as nobody ran them."""
+    assert doctest.testmod(importlib.import_module(name.removesuffix(".__init__"))).failed == 0

@@ -45,8 +45,8 @@ class Coding:
         Raises:
             InputError: something else.
 
-        >>> Coding.parse({"int8": "2 GB/s"}).seconds("int8", "encode", 10**9)
-        0.5
+        >>> Coding.parse({"int8": "2 GB/s"}).seconds("int8", "encode", 10**9)  # values of 4 bytes
+        2.0
         """
         if spec is None or spec == "free":
             return cls()

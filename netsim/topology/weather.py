@@ -124,7 +124,7 @@ def random_crashes(
     A host's draws depend on (seed, place among `hosts`) alone, and it cannot crash while it is being repaired.
 
     >>> [round(event.at_seconds) for event in random_crashes([0], 100.0, 10.0, 300.0, seed=1)]
-    [107, 148, 212]
+    [107, 148]
     """
     events = []
     for place, host in enumerate(hosts):

@@ -88,7 +88,7 @@ def ratio(baseline: float | None, value: float | None) -> str:
     """How many times less `value` is than `baseline`.
 
     >>> ratio(100.0, 8.0), ratio(100.0, 120.0), ratio(None, 1.0)
-    ('12.5x', '0.83x', '-')
+    ('12.5x', '0.833x', '-')
     """
     if baseline is None or value is None:
         return _UNKNOWN

@@ -34,7 +34,7 @@ def great_circle_metres(one: tuple[float, float], other: tuple[float, float]) ->
     """Distance on the globe between two (latitude, longitude) in degrees (haversine formula).
 
     >>> round(great_circle_metres((40.7, -74.0), (51.5, -0.1)) / 1e3)
-    5572
+    5573
     """
     (lat1, lon1), (lat2, lon2) = (tuple(map(math.radians, point)) for point in (one, other))
     half = (
