@@ -324,6 +324,20 @@ def test_a_site_whose_file_is_longer_is_told_with_those_who_are_there() -> None:
     assert heard == "site 1 has another file than those who are here: max_steps is 600, theirs 300"
 
 
+def test_those_who_go_on_from_checkpoints_tell_again_what_others_may_have_lost() -> None:
+    """Where the rendezvous died too nobody else has the rows between the checkpoints of two sites."""
+    asked: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    with meeting(num_sites=2) as at:
+        links = []
+        for number, step in ((0, 1100), (1, 1000)):
+            links.append(SiteLink(at.address, SECRET, number, run="r", resumed=True, past_step=step))
+            links[-1].on_retell = lambda since, number=number: asked.put((number, since))  # type: ignore[misc]
+            links[-1].watch(lambda rank, row: None)
+        assert sorted(asked.get(timeout=30) for _ in range(2)) == [(0, 800), (1, 800)]
+        for link in links:
+            link.close()
+
+
 def _first(lines: queue.SimpleQueue[str], words: str) -> str:
     while words not in (line := lines.get(timeout=30)):
         pass

@@ -75,7 +75,8 @@ class _SiteWatch(RunLookout):
         self._send_rows: Callable[[], None] = lambda: None
         self._judged.update(seen["step"] for seen in self.writer.observed)
         past = self.writer.journal.past_rows()
-        for rank, row in sorted(past, key=lambda each: (each[1].get("step", 0), each[0])):
+        self._past = sorted(past, key=lambda each: (each[1].get("step", 0), each[0]))
+        for rank, row in self._past:
             self._take(rank, row)
 
     def connect(self, comm: ElasticCommunicator) -> None:
@@ -86,7 +87,17 @@ class _SiteWatch(RunLookout):
             f"rendezvous: {visible(line, 500)}", file=sys.stderr, flush=True
         )
         comm.link.place_in_code = place_of_rank
+        comm.link.on_retell = self._retell
         comm.link.watch(self.hear)
+
+    def _retell(self, since: int) -> None:
+        """Tell what is known of all ranks after a step: it is lost elsewhere where all processes had died."""
+        for rank, row in self._past:
+            if "loss" in row and row["step"] > since:
+                self._tell(rank, row)
+        for row in self.writer.observed:
+            if row["step"] > since:
+                self._tell(self._first, {"observed": row})
 
     @property
     def num_deposited(self) -> int:
@@ -220,14 +231,19 @@ def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener
 @contextmanager
 def _connected(
     program: Program,
-    is_resumed: bool,
+    resumed: StoredCheckpoint | None,
     on_mark: Callable[[Mapping[str, Any]], None],
     processes: GlooCommunicator | None = None,
 ) -> Iterator[ElasticCommunicator]:
     """This rank's way to the others, when it has been seen that they do the same."""
     count, (about, facts) = program.request.num_nodes, run_mark(program)
     connected = SiteCommunicator.from_environment(
-        run=about, facts=facts, resumed=is_resumed, on_mark=on_mark, processes=processes
+        run=about,
+        facts=facts,
+        resumed=resumed is not None,
+        past_step=resumed.step if resumed is not None else 0,
+        on_mark=on_mark,
+        processes=processes,
     )
     with connected as comm:
         if comm.world_size != count:
@@ -249,7 +265,7 @@ def _train_alone(program: Program, result: FitResult, watch: _SiteWatch | None) 
     def mark(row: Mapping[str, Any]) -> None:
         watch.mark(0, {**row, "num_deposited": watch.num_deposited} if "checkpoint" in row else row)
 
-    with _connected(program, watch.resumed is not None, mark) as comm:
+    with _connected(program, watch.resumed, mark) as comm:
         watch.connect(comm)
         comm.observed_by(lambda note, tensors: watch.take_deposit(0, note, tensors))
         outcome = program(comm)
@@ -272,7 +288,7 @@ def _train_beside(program: Program, result: FitResult, watch: _SiteWatch | None)
         planned_together(program, joined, watch)
         resumed = program.checkpoints.resumed
         _begin(program, result, resumed)
-        with _connected(program, resumed is not None, joined.mark, inside) as comm:
+        with _connected(program, resumed, joined.mark, inside) as comm:
             if watch is not None:
                 watch.connect(comm)
             collecting = Collecting(inside, _nobody if watch is None else watch.take_deposit)

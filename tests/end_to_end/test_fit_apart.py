@@ -156,6 +156,30 @@ def test_all_sites_keep_the_same_run_though_one_was_killed_and_came_again(tmp_pa
     assert last == ["step-00000600"]
 
 
+ALL_KILLED = """
+sites = [site(number) for number in range(3)]
+for number in range(3):
+    seen(f"site{number}", "step [1-9][0-9]+ of")
+for pid in [*sites, at]:
+    os.kill(pid, signal.SIGKILL)
+ended([*sites, at])
+at = start("again", "rendezvous", "--sites", "3", "--listen", "127.0.0.1:0", "--silent", "600")
+address = seen("again", r"NETGYM_RENDEZVOUS=(\\S+)")[1]
+sites = [site(number, "--resume", f"out{number}") for number in range(3)]
+print(ended(sites))
+os.kill(at, signal.SIGINT)
+ended([at])
+"""
+
+
+def test_nothing_is_lost_when_all_sites_and_the_rendezvous_are_killed_at_once(tmp_path: Path) -> None:
+    """Their last checkpoints are of unlike steps, and the rows between them were told to processes that are gone."""
+    assert drive(tmp_path, ALL_KILLED, EXPERIMENT.replace("STEPS", "400"))[0] == "[0, 0, 0]"
+    texts = [(tmp_path / f"out{number}" / "metrics" / "DiLoCo.csv").read_text() for number in range(3)]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(texts[0].splitlines()) == 1 + 400
+
+
 WHOLE = """
 sites = [site(number) for number in range(3)]
 print(ended(sites))

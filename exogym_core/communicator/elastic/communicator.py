@@ -116,6 +116,7 @@ class SiteCommunicator(ElasticCommunicator):
         run: str = "",
         facts: Mapping[str, str] | None = None,
         resumed: bool = False,
+        past_step: int = 0,
         on_mark: Callable[[Mapping[str, Any]], None] = lambda row: None,
         patience_seconds: float = 600.0,
         processes: GlooCommunicator | None = None,
@@ -129,6 +130,7 @@ class SiteCommunicator(ElasticCommunicator):
             run: what distinguishes this run from others at the same rendezvous, besides NETGYM_RUN.
             facts: what is trained, by name: tells people in what two runs differ.
             resumed: this process has a state to go on from, though all others may be through with the run.
+            past_step: of the checkpoint from which it goes on.
             on_mark: receives what is marked.
             patience_seconds: how long the rendezvous may be away.
             processes: connects the site's processes, where that is done already.
@@ -145,6 +147,7 @@ class SiteCommunicator(ElasticCommunicator):
                 "run": name,
                 "facts": facts,
                 "resumed": resumed,
+                "past_step": past_step,
                 "patience_seconds": patience_seconds,
             }
             return SiteLink(place.address, secret, site, lane=lane, **about)

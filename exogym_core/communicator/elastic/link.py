@@ -52,11 +52,13 @@ class SiteLink:
         run: which run this is, where one rendezvous sees several.
         facts: what is trained, by name: tells people in what two runs differ.
         resumed: this process has a state to go on from, though all others may be through with the run.
+        past_step: of the checkpoint from which it goes on.
         patience_seconds: how long the rendezvous may be away, or not be there yet.
 
     Attributes:
         on_push: called in the link's thread with what the rendezvous asks of this process,
         on_told: and with what it tells people.
+        on_retell: called there with a step since which others want to be told rows again,
         place_in_code: tells where in its code this process is, for people.
         site, num_sites: as agreed.
         pulses: of all sites, as last heard: step, round, place, where, is_there, has_ended, silent.
@@ -77,11 +79,13 @@ class SiteLink:
         run: str = "",
         facts: Mapping[str, str] | None = None,
         resumed: bool = False,
+        past_step: int = 0,
         patience_seconds: float = 600.0,
     ) -> None:
         self._address, self._secret = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_told: Callable[[str], None] = lambda line: None
+        self.on_retell: Callable[[int], None] = lambda since: None
         self.place_in_code: Callable[[], str] = str
         self.site, self.lane, self.run, self.num_sites = site, lane, run, 0
         self._patience_seconds = patience_seconds
@@ -90,6 +94,7 @@ class SiteLink:
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
         self._remembered: dict[str, Any] = {
             "resumed": resumed,
+            "past_step": past_step,
             "facts": dict(facts or {}),
         }  # what a rendezvous that has forgotten it must be told
         self._questions: dict[int, _Question] = {}
@@ -283,6 +288,8 @@ class SiteLink:
                 question.answered.set()
         elif message["push"] == "rows":
             self._take_rows(message["rows"])
+        elif message["push"] == "retell":
+            self.on_retell(int(message["since"]))
         elif message["push"] == "told":
             self.on_told(str(message["line"]))
         else:

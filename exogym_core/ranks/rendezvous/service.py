@@ -10,6 +10,7 @@ ended and started again, sites come back to it and tell it what it must know.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import socket
 import threading
@@ -40,6 +41,9 @@ _SECONDS_TO_READ = 2.0  # for a site whose connection is full; others wait meanw
 _SECONDS_TO_HELLO = 10.0
 _MOST_GREETED = 64  # connections that have not shown yet that they know the secret
 _ROWS_AT_ONCE = 500
+_STEPS_TOLD_AGAIN = (
+    200  # before the oldest checkpoint: rows of others may not have come when theirs were made
+)
 _MOST_RUNS = 100  # that are remembered
 
 
@@ -54,6 +58,8 @@ class _SitesOfRun:
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
         self._facts: dict[int, Mapping[str, Any]] = {}  # what a site trains, by name
+        self._past_steps: dict[str, int] = {}  # of sessions that go on from a checkpoint: the step of that
+        self._retold: dict[str, int] = {}  # since which step they have been asked to tell rows again
         self._first_words: dict[str, list[str]] = {}  # for a session, when it can hear
         self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say)
         self._notes, self._rows = Notes(self._answer), RowLog()
@@ -90,6 +96,8 @@ class _SitesOfRun:
         if earlier is not None:
             earlier.close()
         self.connections[who], self._sessions[who], self._heard[who] = channel, session, now
+        if hello.get("past_step"):
+            self._past_steps[session] = int(hello["past_step"])
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return who
@@ -173,6 +181,7 @@ class _SitesOfRun:
             self._tell_rows()
         elif what == "watch":
             self._watching[who] = 0
+            self._have_retold()
             for line in self._first_words.pop(self._sessions[who], []):
                 self._send(who, {"push": "told", "line": line})
             self._tell_rows()
@@ -206,6 +215,15 @@ class _SitesOfRun:
             }
             for info in self.roster.sites.values()
         }
+
+    def _have_retold(self) -> None:
+        """Have those who go on from checkpoints tell again what others may have lost with everybody's processes."""
+        there = [who for who in self._watching if self._sessions[who] in self._past_steps]
+        since = min((self._past_steps[self._sessions[who]] for who in there), default=0) - _STEPS_TOLD_AGAIN
+        for who in there:
+            if len(there) > 1 and since < self._retold.get(self._sessions[who], math.inf):
+                self._retold[self._sessions[who]] = since
+                self._send(who, {"push": "retell", "since": since})
 
     def _tell_rows(self) -> None:
         for who, start in list(self._watching.items()):
