@@ -266,6 +266,15 @@ def test_recurrence_and_compiled_loop_agree_with_events(data: st.DataObject) -> 
         )
 
 
+def test_who_enters_two_at_one_instant_sends_in_the_order_of_the_calls() -> None:
+    """What began earlier elsewhere does not go first on a connection because of that."""
+    empty, large = (schedule("all_reduce", 2, num_bytes=size, algorithm="ring") for size in (0, 40_000))
+    calls = [(empty, [1.0, 1.0]), (large, [0.0, 1.0])]
+    wanted, _ = ends(by_events, star(2), "ideal", calls, [0, 1])
+    got, _ = ends(by_any_way, star(2), "ideal", calls, [0, 1])
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
 # Short queues overflow, and what then happens hangs on comparisons that rounding must not tip.
 PROTOCOLS = ["ideal", "linux-tcp", "gloo", {"preset": "gloo", "queue": 30}]
 

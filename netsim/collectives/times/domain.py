@@ -156,7 +156,10 @@ class Domain:
         return Entries(self._told, seconds, ticks, where, members, openings)
 
     def _in_order(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]:
-        """When who enters where, in the order of time; at one instant, where that cannot matter, in that of members."""
+        """When who enters where, in the order of time; at one instant, where that cannot matter, in that of members.
+
+        It matters where a host enters what began later first: on one connection its messages leave in that order.
+        """
         entering, works = self._entering, self.works
         if len(entering) == 1:
             ((instant, work, member),) = entering
@@ -171,7 +174,14 @@ class Domain:
             (instant, places[work], member if work.are_hosts_apart else 0, member)
             for instant, work, member in entering
         ]
-        rows.sort()
+        last: dict[tuple[float, int], int] = {}  # by instant and host: what it entered last
+        for instant, work, member in entering:
+            host, place = (instant, work.hosts[member]), places[work]
+            if last.setdefault(host, place) > place:
+                break
+            last[host] = place
+        else:
+            rows.sort()
         instants, where, _, members = zip(*rows, strict=True)
         return instants, where, members
 
