@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from netsim.files.errors import InputError, unknown_name
+from exogym_core.communicator.exchange import caller
+from netsim.files.errors import InputError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Sequence
 
 __all__ = ["CheckedArguments", "reduce_op_name"]
 
 _OPS = ("sum", "avg", "min", "max", "product")
+
+# What other libraries call them.
+_ELSEWHERE = {
+    "mean": "avg",
+    "average": "avg",
+    "add": "sum",
+    "plus": "sum",
+    "total": "sum",
+    "minimum": "min",
+    "maximum": "max",
+    "prod": "product",
+    "mul": "product",
+    "multiply": "product",
+}
 
 # Those that torch can add up.
 _REDUCIBLE_DTYPES = frozenset(
@@ -47,7 +64,7 @@ def reduce_op_name(op: object) -> str:
     if isinstance(op, kinds):  # an object's text is its address
         name = next((known for known in _OPS if op == getattr(kinds, known.upper())), name)
     if name not in _OPS:
-        raise unknown_name("reduce op", text, _OPS)
+        raise unknown_name("reduce op", text, _OPS, _ELSEWHERE.get(name, ""))
     return name
 
 
@@ -67,10 +84,19 @@ class CheckedArguments:
     def _check_rank(self, call: str, name: str, rank: int) -> int:
         """`rank` if it is a member's; `call` and `name` tell the user which argument is wrong."""
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:
-            raise InputError(
-                f"rank {self.rank}, {call}: {name}={rank!r} is not a rank; use 0 to {self.world_size - 1}"
-            )
+            raise self._wrong(call, f"{name}={rank!r} is not a rank; use 0 to {self.world_size - 1}")
         return rank
+
+    def _check_tensors(self, call: str, given: Sequence[object]) -> None:
+        """Refuse what is no tensor."""
+        for each in given:
+            if not isinstance(each, Tensor):
+                raise self._wrong(call, f"takes a tensor, got {type(each).__name__}")
+
+    def _wrong(self, call: str, problem: str, kind: type[InputError] = InputError) -> InputError:
+        """The error for arguments of `call`, with this rank and the place of the user's code that gave them."""
+        path, line = caller()
+        return kind(f"rank {self.rank}, {call}: {problem} (at {os.path.basename(path)}:{line})")
 
     def _check_present(self, seconds: float, averaging_seconds: float, weight: float) -> None:
         """Refuse a time-out or a weight without meaning."""
@@ -82,17 +108,19 @@ class CheckedArguments:
         elif not 0 < weight < math.inf:
             problem = f"weight={weight!r}; give a finite number above 0"
         if problem:
-            raise InputError(f"rank {self.rank}, average_present: {problem}")
+            raise self._wrong("average_present", problem)
 
     def _check_op(self, call: str, op: object, tensor: Tensor) -> str:
         """The reduce op's name, refused where it has no meaning for this dtype."""
-        name = reduce_op_name(op)
+        self._check_tensors(call, [tensor])
+        try:
+            name = reduce_op_name(op)
+        except UnknownNameError as error:
+            raise self._wrong(call, str(error), UnknownNameError) from None
         if tensor.dtype not in _REDUCIBLE_DTYPES:
-            raise InputError(f"rank {self.rank}, {call}: {tensor.dtype} cannot be reduced; convert it first")
+            raise self._wrong(call, f"{tensor.dtype} cannot be reduced; convert it first")
         if name == "avg" and not tensor.is_floating_point():
-            raise InputError(
-                f"rank {self.rank}, {call}: op='avg' of {tensor.dtype} would round; convert to floats"
-            )
+            raise self._wrong(call, f"op='avg' of {tensor.dtype} would round; convert to floats")
         return name
 
     def _not_here(self, call: str) -> InputError:

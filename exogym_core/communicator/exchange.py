@@ -49,6 +49,9 @@ def caller() -> tuple[str, int]:
 # Calls that all members make alike, so at one place too: two of them that are swapped would mix up their values.
 _ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
+# Of those that have a root, the argument that names it.
+_ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"}
+
 
 class Signature(NamedTuple):
     """What one member called, first what must agree among members, `where` and all behind it aside.
@@ -99,7 +102,7 @@ class Signature(NamedTuple):
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
         what = [f"{self.dtype}{shapes}"] if self.dtype else []
         what += [f"op={self.reduce_op}"] if self.reduce_op else []
-        what += [f"root={self.root}"] if self.name in ("broadcast", "reduce", "gather", "scatter") else []
+        what += [f"{_ROOTS[self.name]}={self.root}"] if self.name in _ROOTS else []
         path, line = self.where
         return f"{self.side or self.name}({', '.join(what)}) at {os.path.basename(path)}:{line}"
 

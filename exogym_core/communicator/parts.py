@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from netsim.files.errors import InputError
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from exogym_core.communicator.base import Communicator
 
 __all__ = ["gathered_tensor", "parts_of", "scatter_parts"]
@@ -20,19 +17,24 @@ def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) 
     """One tensor a rank, from a list or by cutting one tensor along its first dimension.
 
     Raises:
-        InputError: not one a rank, not equal parts, or not one dtype.
+        InputError: no tensors, not one a rank, not equal parts, or not one dtype.
     """
-    size, start = comm.world_size, f"rank {comm.rank}, {call}"
+    size = comm.world_size
     if not isinstance(tensors, Tensor):
+        if not isinstance(tensors, Sequence) or isinstance(tensors, str | bytes):
+            got = type(tensors).__name__
+            raise comm._wrong(call, f"takes a tensor, or a list of one a rank, got {got}")
+        comm._check_tensors(f"{call}: each of the list", tensors)
         if len(tensors) != size:
-            raise InputError(f"{start}: {len(tensors)} tensors given, not one for each of {size} ranks")
+            raise comm._wrong(call, f"{len(tensors)} tensors given, not one for each of {size} ranks")
         if len({part.dtype for part in tensors}) > 1:
-            raise InputError(f"{start}: the tensors have several dtypes; give one dtype")
+            raise comm._wrong(call, "the tensors have several dtypes; give one dtype")
         return list(tensors)
     if tensors.dim() == 0 or tensors.shape[0] % size:
-        raise InputError(
-            f"{start}: a tensor of shape {list(tensors.shape)} cannot be cut into {size} equal parts along its "
-            f"first dimension; pad it or give a list"
+        raise comm._wrong(
+            call,
+            f"a tensor of shape {list(tensors.shape)} cannot be cut into {size} equal parts along its "
+            "first dimension; pad it or give a list",
         )
     return list(tensors.chunk(size)) if len(tensors) else [tensors] * size
 
@@ -46,9 +48,10 @@ def scatter_parts(comm: Communicator, tensor: Tensor, given: Sequence[Tensor] | 
     parts = parts_of(comm, "scatter", given if given is not None else [])
     for part in parts:
         if part.shape != tensor.shape or part.dtype != tensor.dtype:
-            raise InputError(
-                f"rank {comm.rank}, scatter: scatter_list has {part.dtype}{list(part.shape)}, tensor is "
-                f"{tensor.dtype}{list(tensor.shape)}; make them equal"
+            raise comm._wrong(
+                "scatter",
+                f"scatter_list has {part.dtype}{list(part.shape)}, tensor is "
+                f"{tensor.dtype}{list(tensor.shape)}; make them equal",
             )
     return parts
 
@@ -60,8 +63,9 @@ def gathered_tensor(comm: Communicator, tensor: object) -> Tensor:
         InputError: it is no tensor.
     """
     if not isinstance(tensor, Tensor):
-        raise InputError(
-            f"rank {comm.rank}, all_gather: the first argument is a {type(tensor).__name__}, not this rank's tensor; "
-            "write tensors = comm.all_gather(tensor), which returns the list"
+        raise comm._wrong(
+            "all_gather",
+            f"takes a tensor, got {type(tensor).__name__}; write tensors = comm.all_gather(tensor), which returns "
+            "the list",
         )
     return tensor

@@ -66,15 +66,19 @@ _ALIKE = 0.5  # how alike two names are for one to be listed before others,
 _LIKELY = 0.6  # and for one to be meant by the other
 
 
-def unknown_name(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
+def unknown_name(what: str, given: str, known: Iterable[str], meant: str = "") -> UnknownNameError:
     """The error for a name that does not exist, as one line: `what` was `given`, and what is `known` and so accepted.
 
     Accepted names that are like the given one come first, the nearest of them before the others; the rest is in
-    alphabetical order.
+    alphabetical order. `meant` is the one that another word stands for elsewhere, however unlike.
 
     >>> str(unknown_name("strategy", "DiLoco", ["FedAvg", "DiLoCo", "AllReduce"]))
     "unknown strategy 'DiLoco': did you mean 'DiLoCo'? Accepted: DiLoCo, AllReduce, FedAvg"
     """
+    if meant:
+        accepted = ", ".join([meant, *sorted({*known} - {meant}, key=str.casefold)])
+        told = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
+        return UnknownNameError(told)
     return unknown_names(what, [given], known)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,21 @@ def test_groups_overlap_and_repeat(transport: str) -> None:
 _BAD_ARGUMENTS = {
     "all_reduce: op='avg' of torch.int64": lambda comm: comm.all_reduce(torch.ones(2).long(), "avg"),
     "all_reduce: torch.bool cannot be reduced": lambda comm: comm.all_reduce(torch.ones(2).bool()),
-    "unknown reduce op 'mean'": lambda comm: comm.all_reduce(torch.ones(2), "mean"),
+    "all_reduce: unknown reduce op 'mean': did you mean 'avg'? Accepted: avg, ": (
+        lambda comm: comm.all_reduce(torch.ones(2), "mean")
+    ),
+    "reduce: unknown reduce op 'add': did you mean 'sum'?": lambda comm: comm.reduce(torch.ones(2), 0, "add"),
+    "all_reduce: takes a tensor, got list": lambda comm: comm.all_reduce([1, 2]),
+    "broadcast: takes a tensor, got list": lambda comm: comm.broadcast([1, 2]),
+    "reduce: takes a tensor, got int": lambda comm: comm.reduce(1),
+    "all_gather: takes a tensor, got float": lambda comm: comm.all_gather(1.0),
+    "gather: takes a tensor, got NoneType": lambda comm: comm.gather(None),
+    "scatter: takes a tensor, got list": lambda comm: comm.scatter([1, 2], src=comm.rank),
+    "reduce_scatter: each of the list: takes a tensor, got int": lambda comm: comm.reduce_scatter([1, 2]),
+    "all_to_all: takes a tensor, or a list of one a rank, got int": lambda comm: comm.all_to_all(2),
+    "send: takes a tensor, got list": lambda comm: comm.send([1, 2], 1 - comm.rank),
+    "recv: takes a tensor, got list": lambda comm: comm.recv([1, 2], 1 - comm.rank),
+    "put: takes a tensor, got str": lambda comm: comm.put("letter", 1 - comm.rank),
     "broadcast: src=2 is not a rank; use 0 to 1": lambda comm: comm.broadcast(torch.ones(2), 2),
     "reduce: dst=-1 is not a rank": lambda comm: comm.reduce(torch.ones(2), -1),
     "send: dst=True is not a rank": lambda comm: comm.send(torch.ones(2), True),
@@ -155,9 +170,25 @@ def _told(comm: Communicator) -> list[str]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_is_wrong_by_itself_is_refused_alike(transport: str) -> None:
-    """An argument is refused before anything is sent, so the other ranks need not know."""
+    """An argument is refused before anything is sent, so the other ranks need not know.
+
+    The line names the rank and the place of the call in the caller's code, never a line of this package.
+    """
     for rank, told in enumerate(run(transport, _told, 2).results):
         assert len(told) == len(_BAD_ARGUMENTS)
         for wanted, line in zip(_BAD_ARGUMENTS, told, strict=True):
+            assert line.startswith(f"rank {rank}, ")
             assert wanted in line
-            assert f"rank {rank}" in line or "unknown" in line
+            assert re.search(r" \(at test_collectives\.py:\d+\)$", line)
+
+
+def _to_nobody(comm: Communicator) -> None:
+    comm.broadcast(torch.ones(1), 7)
+
+
+def test_each_rank_is_named_once_where_all_fail_alike():
+    """Over gloo the line of another rank began with `rank 1: rank 1, broadcast:`."""
+    with pytest.raises(InputError, match=r"^rank \d, broadcast: src=7 is not a rank") as caught:
+        run("gloo", _to_nobody, 2)
+    for line in str(caught.value).splitlines():
+        assert len(re.findall(r"rank \d", line)) <= 1

@@ -82,7 +82,7 @@ _TABLE = {
     _shape: ["float32[3]", "float32[4]"],
     _dtype: ["float32[3]", "int64[3]"],
     _reduce_op: ["op=sum", "op=max"],
-    _root: ["root=0", "root=1"],
+    _root: ["src=0", "src=1"],
     _order: ["all_reduce", "all_gather"],
     _group: [],
     _once_too_often: ["ended", "all_reduce"],

@@ -264,7 +264,7 @@ def failing(tmp_path: Path, text: str) -> str:
             "dist.broadcast(x, 0) if rank else dist.all_reduce(x)\n"
             "dist.all_reduce(x) if rank else dist.broadcast(x, 0)",
             "ranks disagree: rank 0 called all_reduce(float32[2], op=sum) at program.py:4; "
-            "rank 1 called broadcast(float32[2], root=0) at program.py:4",
+            "rank 1 called broadcast(float32[2], src=0) at program.py:4",
         ),
         (
             "import os, signal\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",

@@ -120,6 +120,7 @@ class GlooCommunicator(Communicator):
 
     def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
         self._check_rank("broadcast", "src", src)
+        self._check_tensors("broadcast", [tensor])
         flat = self._stage(tensor, own=async_op)
         return self._collective(
             "broadcast",
@@ -156,6 +157,7 @@ class GlooCommunicator(Communicator):
 
     def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
         self._check_rank("gather", "dst", dst)
+        self._check_tensors("gather", [tensor])
         flat = self._stage(tensor, own=async_op)
         return self._collective(
             "gather",
@@ -174,6 +176,7 @@ class GlooCommunicator(Communicator):
         async_op: bool = False,
     ) -> Any:
         self._check_rank("scatter", "src", src)
+        self._check_tensors("scatter", [tensor])
         given = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
         parts = [self._stage(part, own=async_op) for part in given]
         flat = self._stage(tensor, own=True)
@@ -246,6 +249,7 @@ class GlooCommunicator(Communicator):
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
         self._check_rank("send", "dst", dst)
+        self._check_tensors("send", [tensor])
         signature = self._signature("sendrecv", [tensor], side="send")
         self._count("send" if dst != self.rank else "recv", [tensor])
         return self._calls.mail.send(
@@ -254,6 +258,7 @@ class GlooCommunicator(Communicator):
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_rank("recv", "src", src)
+        self._check_tensors("recv", [tensor])
         signature = self._signature("sendrecv", [tensor], side="recv")
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
         return self._calls.mail.receive(flat, src, tag, signature, lambda got: write_back(tensor, got))
@@ -261,6 +266,7 @@ class GlooCommunicator(Communicator):
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
         if src is not None:
             return self.irecv(tensor, src, tag).wait()
+        self._check_tensors("recv", [tensor])
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
         found = self._calls.mail.receive_any(flat, tag, self._signature("sendrecv", [tensor], side="recv"))
         write_back(tensor, flat)
@@ -268,6 +274,7 @@ class GlooCommunicator(Communicator):
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_rank("put", "dst", dst)
+        self._check_tensors("put", [tensor])
         self._count("send" if dst != self.rank else "recv", [tensor])
         flat = flattened(tensor, self._calls.control.device, own=True)
         self._calls.letters.put(flat.reshape(tensor.shape), dst, box)
@@ -333,7 +340,7 @@ class GlooCommunicator(Communicator):
     def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
-            raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
+            raise self._wrong("group", f"{members} must name this rank, and nobody twice")
         of_run = tuple(self._calls.ranks[rank] for rank in members)
         member = members.index(self.rank)
         return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)

@@ -50,6 +50,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
         self._check_rank("broadcast", "src", src)
+        self._check_tensors("broadcast", [tensor])
         return self._collective("broadcast", [tensor], _write_first(tensor), async_op, root=src)
 
     def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
@@ -64,6 +65,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
         self._check_rank("gather", "dst", dst)
+        self._check_tensors("gather", [tensor])
         deliver = _copies_on(tensor.device) if self.rank == dst else _nothing
         return self._collective("gather", [tensor], deliver, async_op, root=dst)
 
@@ -75,6 +77,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         async_op: bool = False,
     ) -> Any:
         self._check_rank("scatter", "src", src)
+        self._check_tensors("scatter", [tensor])
         parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
         into = _write_first(tensor)
         return self._collective("scatter", parts, into, async_op, root=src, like=[tensor])
@@ -113,11 +116,13 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
         self._check_rank("send", "dst", dst)
+        self._check_tensors("send", [tensor])
         given = tensor.detach() if self._port.copies else tensor.detach().clone()
         return self._message("send", [given], tensor, self.rank, dst, tag, _nothing)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_rank("recv", "src", src)
+        self._check_tensors("recv", [tensor])
         return self._message("recv", [], tensor, src, self.rank, tag, _write_first(tensor))
 
     def _message(
@@ -153,7 +158,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     ) -> SimulatedCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
-            raise InputError(f"rank {self.rank}, group: {members} must name this rank, and nobody twice")
+            raise self._wrong("group", f"{members} must name this rank, and nobody twice")
         of_run = tuple(self._ranks[rank] for rank in members)
         # A group is its name: where calls are counted and connections kept. Those made anew count from 0.
         if reuse:

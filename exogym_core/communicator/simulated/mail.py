@@ -24,6 +24,7 @@ class MailRanks(PostingRank):
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_rank("put", "dst", dst)
+        self._check_tensors("put", [tensor])
         self._check_mail("put")
         ranks = (self._ranks[self.rank], self._ranks[dst])
         name = self._box(dst, box)
@@ -55,6 +56,7 @@ class MailRanks(PostingRank):
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
         if src is not None:
             return self.irecv(tensor, src, tag).wait()
+        self._check_tensors("recv", [tensor])
         self._check_mail("recv")
         first = cast("Key", self._ask(FirstSent((self._group_id, self.rank, tag))))
         source = cast("Lane", first.group).source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -215,7 +216,7 @@ class _Gathering:
             if rank in self._failures and rank != first:
                 line = str(self._failures[rank]).splitlines()[0]
                 if line != str(error).splitlines()[0]:
-                    lines.append(f"  rank {rank}: {line.removeprefix(f'rank {rank} ')}")
+                    lines.append(f"  rank {rank}: {re.sub(f'^rank {rank},? ', '', line)}")
             elif rank in self._running:
                 lines.append(f"  rank {rank}: was computing, or waiting for something else")
         if lines:
