@@ -46,7 +46,9 @@ _WHERE = (
         help="Sequences of a worker in a step [the experiment's, else 256].",
     ),
     click.option(
-        "--sequence", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a sequence."
+        "--sequence",
+        type=click.IntRange(1),
+        help="Tokens of a sequence of --model [the task's block_size, else 2048].",
     ),
     click.option("--protocol", metavar="NAME", help="Another protocol."),
     click.option("--price", type=float, metavar="DOLLARS", help="Of a worker's hour, for the cost."),

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.app.experiment import Experiment
 from exogym_core.app.overrides import apply_overrides
+from exogym_core.app.trained_model import trained_model
 from exogym_core.planning.known import Known
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, planned_model
 from exogym_core.planning.networks import with_wan_bandwidth
 from exogym_core.planning.setting import Crashes
 from exogym_core.strategy.trials import coding_trials
+from exogym_core.tasks import MODELS
 from exogym_core.training.options import OPTIONS, file_values
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError
@@ -33,6 +35,7 @@ WAN_BANDWIDTH = "wan.bandwidth"
 
 _SCALES = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _BATCH_SIZE = 256
+_SEQUENCE = 2048
 
 
 def parse_tokens(text: str) -> float:
@@ -62,12 +65,14 @@ class Request:
     Attributes:
         experiment: its strategies, network, compute time and workers.
         model: without values.
-        tokens: the budget; None: the experiment's steps.
+        tokens: the budget; None: the steps of an experiment's file, else none.
         dollars_per_hour: of one worker.
         wan_bandwidth: on every link between sites, as text; None: the topology's.
         devices_per_worker: devices that compute a worker's batch together, without loss.
         batch_by_speed: workers' batches go by their devices' speed.
         known: what other requests have found out.
+        remarks: what is to be known of the model.
+        is_file: the experiment has a task and a number of steps of its own.
     """
 
     experiment: Experiment
@@ -78,33 +83,58 @@ class Request:
     devices_per_worker: int = 1
     batch_by_speed: bool = False
     known: Known = field(default_factory=Known)
+    remarks: tuple[str, ...] = ()
+    is_file: bool = True
 
     @classmethod
     def of(
-        cls, experiment: Experiment, sequence: int = 2048, known: Known | None = None, **options: Any
+        cls,
+        experiment: Experiment,
+        sequence: int | None = None,
+        known: Known | None = None,
+        *,
+        is_file: bool = True,
+        **options: Any,
     ) -> Request:
-        """With the experiment's model on the meta device; no task is loaded, no data are read.
+        """With the experiment's model on the meta device: what its task would train, or a published one by name.
+
+        Args:
+            experiment: what to plan.
+            sequence: tokens a sequence of a model by name; None: the task's block size, else 2,048.
+            known: what other requests have found out.
+            is_file: the experiment has a task of its own.
+            options: attributes.
 
         Raises:
-            InputError: there is no topology, or the model cannot be made without data.
+            InputError: the model cannot be made.
         """
-        named = experiment.settings.model
-        if named is None:
-            raise InputError("plan: the experiment names no model; add --model, such as --model llama-13b")
-        arguments = dict(named.options)
-        name, preset = named.name, arguments.pop("preset", None)
-        # The model that would be trained is as long as the samples that its task makes.
-        length = int(
-            arguments.pop("block_size", experiment.settings.task.options.get("block_size", sequence))
-        )
-        if name in ("llama", "gpt"):
-            name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
+        settings = experiment.settings
         known = known if known is not None else Known()
+        name = None if settings.model is None else settings.model.name
+        is_preset = name in ("llama", "gpt") and not is_file
+        if not is_preset and (name is None or name in MODELS or ":" in name):
+            if sequence is not None:
+                raise InputError(
+                    "plan: sequences are as long as the task makes them: --set task.block_size=..."
+                )
+            of_model = settings.model and settings.model.to_mapping()
+            given = (settings.task.to_mapping(), of_model, experiment.compute.kind, settings.workers.count)
+            key = ("trained model", known.number_of(given))
+            model, remarks = known.once(key, lambda: trained_model(experiment))
+            return cls(experiment, model, known=known, remarks=remarks, is_file=is_file, **options)
+        assert settings.model is not None
+        assert name is not None
+        arguments = dict(settings.model.options)
+        preset = arguments.pop("preset", None)
+        of_task = settings.task.options.get("block_size", _SEQUENCE)
+        length = int(arguments.pop("block_size", sequence or of_task))
+        if is_preset:
+            name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
         made = known.once(
             ("model", name, length, known.number_of(arguments)),
             lambda: planned_model(name, length, **arguments),
         )
-        return cls(experiment, made, known=known, **options)
+        return cls(experiment, made, known=known, is_file=is_file, **options)
 
     def setting(self) -> Setting:
         """Where the experiment's strategies run.
@@ -123,7 +153,7 @@ class Request:
         count = settings.workers.count
         num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
         tokens = self.tokens
-        if tokens is None:
+        if tokens is None and self.is_file:
             tokens = float(settings.steps * settings.batch_size * count * self.model.length)
         return Setting(
             self.model,
@@ -142,6 +172,7 @@ class Request:
             self.batch_by_speed,
             Crashes.of(_checked("failures", settings)),
             _checked("until", settings),
+            remarks=self.remarks,
             known=self.known,
         )
 
@@ -201,7 +232,7 @@ def request_of(
     utilisation: float | None = None,
     devices_per_worker: int = 1,
     batch_size: int | None = None,
-    sequence: int = 2048,
+    sequence: int | None = None,
     protocol: str | None = None,
     price: float | None = None,
     batch_by_speed: bool = False,
@@ -244,6 +275,7 @@ def request_of(
         experiment,
         sequence,
         known,
+        is_file=path is not None,
         tokens=None if tokens is None else parse_tokens(tokens),
         dollars_per_hour=price,
         wan_bandwidth=bandwidth[-1] if bandwidth else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +14,11 @@ from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
 from netsim.files.errors import unknown_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
-__all__ = ["PLANNED_MODELS", "SequenceModel", "planned_model"]
+__all__ = ["PLANNED_MODELS", "SequenceModel", "planned_model", "without_values"]
 
 _COUNTED_LAYERS = 2
 
@@ -105,7 +108,7 @@ def _num_layers(name: str) -> int | None:
 
 def _built(name: str, length: int, options: dict[str, Any]) -> nn.Module:
     family, _, preset = name.partition("-")
-    with torch.device("meta"), _WithoutDrawing():
+    with without_values():
         if name in PLANNED_MODELS:
             return Llama(**{**PLANNED_MODELS[name], "block_size": length, **options})
         if family == "llama" and preset in LLAMA_PRESETS:
@@ -114,6 +117,13 @@ def _built(name: str, length: int, options: dict[str, Any]) -> nn.Module:
             return GPT(preset, **{"block_size": length, **options})
     presets = [f"llama-{key}" for key in LLAMA_PRESETS] + [f"gpt-{key}" for key in GPT_PRESETS]
     raise unknown_name("model to plan", name, [*PLANNED_MODELS, *presets])
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Models that are made meanwhile have shapes alone; nothing is allocated and nothing drawn."""
+    with torch.device("meta"), _WithoutDrawing():
+        yield
 
 
 class _WithoutDrawing(TorchFunctionMode):

@@ -46,7 +46,7 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
         return replace(
             measured.plan,
             limit=_limit(measured, setting),
-            remarks=(*measured.plan.remarks, *_of_the_law(strategy, setting)),
+            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, setting)),
         )
 
     known = setting.known

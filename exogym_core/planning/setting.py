@@ -59,6 +59,7 @@ class Setting:
         batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
         failures: how often workers' hosts crash; None: never.
         until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
+        remarks: what is to be known of what is planned.
         known: what other plans have found out, and this one need not.
     """
 
@@ -78,6 +79,7 @@ class Setting:
     batch_by_speed: bool = False
     failures: Crashes | None = None
     until: float | None = None
+    remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
 
     def key(self) -> Hashable:

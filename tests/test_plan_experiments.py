@@ -1,0 +1,75 @@
+"""Plans of experiment files: what would be trained, with what the file says and what it does not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from exogym_core.app.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITES = """
+topology:
+  regions:
+    fra: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms, device: h100}
+    ore: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms, device: a100}
+  wan:
+    - {between: [fra, ore], bandwidth: 10 Mbit/s, rtt: 40 ms}
+workers: {count: 2}
+batch_size: 2
+steps: 4
+strategies: [AllReduce, {name: DiLoCo, H: 2}]
+"""
+
+
+def told(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What `netgym` prints as JSON."""
+    assert main([*words.split(), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "task: {name: text, num_bytes: 40000}\nmodel: {name: llama}\ncompute: 50 ms",
+        "task: {name: text, num_bytes: 40000, block_size: 16}\ncompute: 50 ms",
+        "task: digits\nmodel: {name: mlp, hidden: [32]}\ncompute: {flops: {utilisation: 0.4}}",
+        "task: {name: digits, images: true}\nmodel: {name: cnn, image_size: 8}\ncompute: {flops: {}}",
+    ],
+)
+def test_what_is_planned_is_what_is_trained(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file's plan has the bytes and the seconds that its run has: one model, one length, one batch."""
+    path = tmp_path / "own.yaml"
+    path.write_text(model + SITES)
+    ran = told(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
+    planned = told(f"plan {path}", capsys)
+    for run, row in zip(ran, planned, strict=True):
+        rounds = 4 / row["steps_per_round"]
+        assert row["bytes_per_worker"] * rounds == run["bytes_sent_per_worker"]
+        assert row["days"] * 86_400 == pytest.approx(run["virtual_seconds"], rel=1e-6)
+
+
+def test_a_vocabulary_that_nobody_knows_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the task's files a plan takes what tokens mostly have, and says so; an option settles it."""
+    path = tmp_path / "own.yaml"
+    path.write_text("task: {name: text, paths: gone.bin}\nmodel: {name: llama}\ncompute: 50 ms" + SITES)
+    guessed = told(f"plan {path}", capsys)[0]
+    assert any("GUESSED as 50,304" in remark for remark in guessed["remarks"])
+    given = told(f"plan {path} --set task.vocab_size=50304", capsys)[0]
+    assert not any("GUESSED" in remark for remark in given["remarks"])
+    assert given["bytes_per_worker"] == guessed["bytes_per_worker"]
+
+
+def test_without_a_budget_there_are_no_days(capsys: pytest.CaptureFixture[str]) -> None:
+    """Days and dollars are for a number of tokens: words without one have none, and nothing is said of a budget."""
+    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64"
+    (row,) = told(words + " --price 2", capsys)
+    assert row["days"] is None
+    assert row["cost"] is None
+    assert not any("budget" in remark for remark in row["remarks"])
