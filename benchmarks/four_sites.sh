@@ -52,7 +52,7 @@ workers() {
     done
 }
 
-ip netns exec ${ng}m python -m exogym_core rendezvous --sites 4 --listen 10.99.0.1:29400 >"$folder/rendezvous.log" 2>&1 &
+ip netns exec ${ng}m python -m exogym_core rendezvous --sites 4 --wait 4s --listen 10.99.0.1:29400 >"$folder/rendezvous.log" 2>&1 &
 seen rendezvous.log listening
 for number in 0 1 2 3; do
     site $number "$file" --set steps="${STEPS:-4000}" --out "$folder/site$number"

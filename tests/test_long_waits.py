@@ -34,8 +34,32 @@ def test_who_does_not_come_to_a_round_is_told_with_its_place() -> None:
         roster.look(float(second))
     assert lines == [
         f"the run's begin: site 0 waits since {seconds} s: site 1 is not there, after step 7, in train at mine.py:12, "
-        "heard of 0 s ago"
-        for seconds in (30, 60, 120)
+        f"heard of 0 s ago; it begins without in {600 - seconds} s (netgym rendezvous --wait)"
+        for seconds in (30, 60, 90, 120)
+    ]
+
+
+def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
+    """A site that takes longer to start than rounds wait was left out of the whole run without a word."""
+    lines: list[str] = []
+    roster = Roster(3, "r", lambda site, message: None, lines.append, wait_seconds=600.0)
+    roster.arrive(0, "session 0", {"where": "host"}, 0.0)
+    asked = {"seconds": 4.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": [0, 1]}  # site 2 joins late
+    roster.join(0, 1, {"number": START, **asked}, 0.0)
+    for second in range(600):
+        if second == 50:  # it comes, and is stopped again
+            roster.arrive(1, "session 1", {"where": "host"}, 50.0)
+            roster.depart(1, "session 1", 50.0)
+        roster.sites[0].heard = float(second)
+        roster.look(float(second))
+    assert not any("the run begins" in line for line in lines)
+    told = [line.partition(" s: ")[2].partition(";")[0] for line in lines if "waits since" in line]
+    assert told == ["site 1 has not come yet", *["site 1 is lost"] * 18]
+    roster.look(600.0)
+    assert lines[-2:] == [
+        "the run begins: site 0, without site 1",
+        "WARNING: the run begins WITHOUT site 1, not there after 600 s (netgym rendezvous --wait); who comes later "
+        "takes part from then on",
     ]
 
 

@@ -118,7 +118,7 @@ def for_real(
     other; `hold(gates, name, step)` waits, or kills, before a process's step."""
     gates = Gates()
     options = {"averaging_timeout": 30, "timeout_waiting_for_peers": patience}
-    with meeting() as at:
+    with meeting(wait_seconds=patience) as at:
 
         def body(rank: int) -> dict[int, Any]:
             told: dict[int, Any] = {}

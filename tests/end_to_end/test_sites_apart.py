@@ -55,7 +55,9 @@ def test_the_others_go_on_without_who_is_killed_and_with_who_comes_late(tmp_path
             opened.callback(process.kill)
             return process
 
-        at = start("-m", "exogym_core", "rendezvous", "--sites", "3", "--listen", "127.0.0.1:0")
+        at = start(
+            "-m", "exogym_core", "rendezvous", "--sites", "3", "--wait", "3 s", "--listen", "127.0.0.1:0"
+        )
         assert at.stdout is not None
         found = re.search(r"NETGYM_RENDEZVOUS=(\S+)", at.stdout.readline())
         assert found is not None

@@ -19,7 +19,9 @@ class World:
     def __init__(self, num_sites: int, seed: int, trouble: float) -> None:
         self.random, self.trouble, self.now = random.Random(seed), trouble, 0.0
         self.inbox: dict[int, list[dict[str, Any]]] = {site: [] for site in range(num_sites)}
-        self.roster = Roster(num_sites, "r", lambda site, message: self.inbox[site].append(dict(message)))
+        self.roster = Roster(
+            num_sites, "r", lambda site, message: self.inbox[site].append(dict(message)), wait_seconds=3.0
+        )
         self.sites = {site: Site(self, site, 0) for site in range(num_sites)}
         self.results: dict[int, set[tuple[int, ...]]] = {}  # what those who were through say of a round
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from exogym_core.names import visible
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LongWaits"]
 
-_FIRST_SECONDS = 30.0  # and then whenever it has lasted twice as long
+_FIRST_SECONDS = (
+    30.0  # and then whenever it has lasted twice as long; at the run's begin, always after so long
+)
 
 
 class LongWaits:
@@ -30,17 +33,24 @@ class LongWaits:
         self._sites, self._say = sites, say
 
     def look(
-        self, what: RoundMeeting | Attempt, come: Collection[int], missing: Collection[int], now: float
+        self,
+        what: RoundMeeting | Attempt,
+        come: Collection[int],
+        missing: Collection[int],
+        now: float,
+        until: float = math.inf,
     ) -> None:
-        """Those who have `come` wait for those `missing`, since `what` was opened."""
-        seconds = now - what.opened
-        if not come or not missing or seconds < max(_FIRST_SECONDS, 2 * what.told_seconds):
+        """Those who have `come` wait for those `missing`, since `what` was opened, and `until` then."""
+        seconds, is_begin = now - what.opened, what.number == START and until < math.inf
+        again = what.told_seconds + _FIRST_SECONDS if is_begin else 2 * what.told_seconds
+        if not come or not missing or seconds < max(_FIRST_SECONDS, again):
             return
         what.told_seconds = seconds
         name = "the run's begin" if what.number == START else f"round {what.number + 1}"
         verb = "waits" if len(come) == 1 else "wait"
         each = "; ".join(self._told(site, now) for site in sorted(missing))
-        self._say(f"{name}: {names_of(sorted(come))} {verb} since {seconds:.0f} s: {each}")
+        then = f"; it begins without in {until - now:.0f} s (netgym rendezvous --wait)" if is_begin else ""
+        self._say(f"{name}: {names_of(sorted(come))} {verb} since {seconds:.0f} s: {each}{then}")
 
     def _told(self, site: int, now: float) -> str:
         info = self._sites.get(site)

@@ -19,7 +19,10 @@ from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, pr
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["START", "Roster", "SiteInfo"]
+__all__ = ["START", "WAIT_SECONDS", "Roster", "SiteInfo"]
+
+WAIT_SECONDS = 600.0
+"""How long a run's begin waits for all sites, where nobody says how long."""
 
 # From the first broken connection of an attempt until it is known who is gone.
 _BREAK_SECONDS = 1.5
@@ -36,6 +39,7 @@ class Roster:
         name: of this rendezvous' life; names of groups begin with it, so that none comes twice.
         send: called with (site, message) for answers, `{"id": question, ...}`, and requests, `{"push": ...}`.
         say: called with lines for people.
+        wait_seconds: how long the run's begin waits for all sites, from the first one's coming.
     """
 
     def __init__(
@@ -44,8 +48,9 @@ class Roster:
         name: str,
         send: Callable[[int, Mapping[str, Any]], None],
         say: Callable[[str], None] = lambda line: None,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self.num_sites, self.name = num_sites, name
+        self.num_sites, self.name, self._wait_seconds = num_sites, name, wait_seconds
         self._send, self._say = send, say
         self.sites: dict[int, SiteInfo] = {}
         self.newest = START - 1
@@ -163,7 +168,7 @@ class Roster:
             for passed in [each for each in self._rounds if each < number and not self._rounds[each].late]:
                 del self._rounds[passed]
             awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
-            deadline = now + float(asked["seconds"])
+            deadline = now + (self._wait_seconds if number == START else float(asked["seconds"]))
             meeting = self._rounds[number] = RoundMeeting(
                 number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
             )
@@ -209,12 +214,12 @@ class Roster:
         if there and (now >= meeting.deadline or not missing):
             self._settle(meeting, tuple(sorted(there)), now)
         else:
-            self._long_waits.look(meeting, there, missing, now)
+            self._long_waits.look(meeting, there, missing, now, until=meeting.deadline)
 
     def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
         wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
-        if meeting.number == START:  # who was stopped before may come again, perhaps with a newer state
-            return {site for site in wanted if not self._is_out(site, meeting.opened, now)}
+        if meeting.number == START:  # who was stopped may come again, perhaps with a newer state
+            return {site for site in wanted if site not in self.sites or not self.sites[site].has_ended}
         awaited = {site for site in wanted if site not in self.sites or not self._is_gone(site, now)}
         awaited = {site for site in awaited if site not in self.sites or self.sites[site].has_begun}
         back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
@@ -232,6 +237,11 @@ class Roster:
         what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
         if meeting.number == START or members != self._present:
             self._say(f"{what}: {names_of(members)}{without}")
+        if meeting.number == START and (away := self._awaited(meeting, now) - set(members)):
+            self._say(
+                f"WARNING: the run begins WITHOUT {names_of(sorted(away))}, not there after "
+                f"{now - meeting.opened:.0f} s (netgym rendezvous --wait); who comes later takes part from then on"
+            )
         attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
         for site in members:
             self._tell_present(site, meeting.come[site][0], meeting, attempt)
@@ -413,11 +423,6 @@ class Roster:
 
     def _is_gone(self, site: int, now: float) -> bool:
         return site in self.sites and self.sites[site].is_gone(now)
-
-    def _is_out(self, site: int, since: float, now: float) -> bool:
-        """Whether a site is through with the run, or has gone since then."""
-        info = self.sites.get(site)
-        return info is not None and (info.has_ended or (info.is_gone(now) and info.lost >= since))
 
     def _is_lost(self, what: RoundMeeting | Attempt, site: int, now: float) -> bool:
         """Whether the process that was a member of this is no more, though another may be that site."""

@@ -21,7 +21,7 @@ from exogym_core.meeting_place import SERVICE
 from exogym_core.names import visible
 from exogym_core.ranks.rendezvous.facts import differences, known_facts
 from exogym_core.ranks.rendezvous.notes import Notes
-from exogym_core.ranks.rendezvous.roster import Roster
+from exogym_core.ranks.rendezvous.roster import WAIT_SECONDS, Roster
 from exogym_core.ranks.rendezvous.row_log import RowLog
 from netsim.files.errors import InputError
 from netsim.files.signed import PeerError, StrangerError, answer
@@ -50,7 +50,13 @@ _MOST_RUNS = 100  # that are remembered
 class _SitesOfRun:
     """One run's sites: who is connected, what they are told. Its methods are called under one lock."""
 
-    def __init__(self, name: str, num_sites: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_sites: int,
+        say: Callable[[str], None],
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
         self.name, self.num_sites = name, num_sites
         self.connections: dict[tuple[int, int], SignedChannel] = {}  # of a site's lanes
         self._heard: dict[tuple[int, int], float] = {}  # when a connection last said something
@@ -61,7 +67,7 @@ class _SitesOfRun:
         self._past_steps: dict[str, int] = {}  # of sessions that go on from a checkpoint: the step of that
         self._retold: dict[str, int] = {}  # since which step they have been asked to tell rows again
         self._first_words: dict[str, list[str]] = {}  # for a session, when it can hear
-        self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say)
+        self.roster = Roster(num_sites, secrets.token_hex(4), self._send_site, self._say, wait_seconds)
         self._notes, self._rows = Notes(self._answer), RowLog()
 
     @property
@@ -277,6 +283,7 @@ class Meeting:
         secret: known to the run's processes.
         silent_seconds: a site that has not been heard of for so long is lost.
         say: takes lines for people.
+        wait_seconds: how long a run's begin waits for all sites, from when the first one comes.
 
     Attributes:
         address: where it listens.
@@ -292,8 +299,9 @@ class Meeting:
         secret: bytes,
         silent_seconds: float = 10.0,
         say: Callable[[str], None] = lambda line: None,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self._num_sites, self._secret = num_sites, secret
+        self._num_sites, self._secret, self._wait_seconds = num_sites, secret, wait_seconds
         self._silent_seconds, self._say = silent_seconds, say
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -398,7 +406,7 @@ class Meeting:
                 oldest.close()
                 del self._runs[oldest.name]
         others = [each for each in self._runs.values() if each.connections and not each.is_over]
-        run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say)
+        run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say, self._wait_seconds)
         for each in others:
             told = differences(known_facts(hello), each.facts)
             line = (

@@ -80,6 +80,11 @@ class Absence:
     def _sites(self) -> list[int]:
         return sorted({rank // self._site_size for rank in self.present})
 
+    def _all_at_begin(self) -> list[int]:
+        """Those who were there last, when it goes on from a checkpoint, and all but who joins late."""
+        all_sites = range(self._comm.world_size // self._site_size)
+        return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
+
     def _are_present(self, sites: Sequence[int]) -> None:
         size = self._site_size
         self.present = [site * size + place for site in sites for place in range(size)]
@@ -119,7 +124,7 @@ class Absence:
             self.patience.averaging_seconds,
             weight=1.0 + self.number,
             number=BEFORE_ROUNDS,
-            awaited=self._sites(),
+            awaited=self._all_at_begin(),
         )
         self._are_present(present)
         if state is None:
