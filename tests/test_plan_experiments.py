@@ -73,3 +73,47 @@ def test_without_a_budget_there_are_no_days(capsys: pytest.CaptureFixture[str]) 
     assert row["days"] is None
     assert row["cost"] is None
     assert not any("budget" in remark for remark in row["remarks"])
+
+
+UNLIKE = """
+task: {name: text, num_bytes: 40000}
+topology:
+  regions:
+    fra: {hosts: 1, nic: 100 Gbit/s, latency: 1 ms, device: h100}
+    mil: {hosts: 1, nic: 100 Gbit/s, latency: 1 ms, device: h100}
+    ore: {hosts: 1, nic: 100 Gbit/s, latency: 1 ms, device: a100}
+  wan:
+    - {between: [fra, mil], bandwidth: 10 Gbit/s, rtt: 20 ms}
+    - {between: [fra, ore], bandwidth: 10 Gbit/s, rtt: 90 ms}
+    - {between: [mil, ore], bandwidth: 10 Gbit/s, rtt: 90 ms}
+compute: {flops: {utilisation: 0.0001}}
+workers: {count: 3}
+batch_size: 8
+steps: 100
+strategies: [{name: DiLoCo, H: 50}]
+"""
+
+
+def test_who_waits_for_slower_devices_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two h100 wait for an a100: that is the limit, and no link; shared out by speed it is gone."""
+    path = tmp_path / "unlike.yaml"
+    path.write_text(UNLIKE)
+    (row,) = told(f"plan {path}", capsys)
+    assert row["compute_utilisation"] < 0.7
+    assert row["limit"]["by"] == "compute of ore (a100)"
+    assert "--batch-by-speed" in row["limit"]["remedy"]
+    (shared,) = told(f"plan {path} --batch-by-speed --batch-size 100", capsys)
+    assert shared["limit"]["by"] != "compute of ore (a100)"
+
+
+def test_stragglers_are_told_where_rounds_wait_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alike devices that are slow by chance hold each other up."""
+    path = tmp_path / "stragglers.yaml"
+    path.write_text(UNLIKE.replace("a100", "h100"))
+    chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.1, slowdown: 4}}"
+    assert main(["plan", str(path), "--set", chance, "--set", "strategies.DiLoCo.H=5", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["limit"]["by"] == "stragglers"
+    assert " s of " in row["limit"]["remedy"] or " ms of " in row["limit"]["remedy"]

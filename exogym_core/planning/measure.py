@@ -19,6 +19,8 @@ from exogym_core.planning.weather import num_rounds_needed, told_of_rounds
 from exogym_core.training.servers import with_servers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from exogym_core.planning.round_figures import RoundFigures
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
@@ -137,6 +139,23 @@ class Measured:
     def first_round_on(self, setting: Setting) -> float:
         """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
         return self._simulated(setting, 1).round_seconds[0]
+
+    def first_round_computing(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
+        """Seconds of the first round where workers compute as in another setting.
+
+        Args:
+            setting: differs in devices, batches or chance alone.
+            factors: on each worker's seconds; None: 1.
+        """
+        durations = setting.durations()
+        factors = factors if factors is not None else [1.0] * len(durations)
+        seconds = [_times(each.seconds, factor) for each, factor in zip(durations, factors, strict=True)]
+        rounds = self.rounds.computing([*seconds, *[_no_time] * self.strategy.num_servers])
+        return self._simulated(setting, 1, rounds).round_seconds[0]
+
+
+def _times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:
+    return lambda step: seconds(step) * factor
 
 
 def _are_alike(figures: RoundFigures) -> bool:

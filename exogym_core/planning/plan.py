@@ -6,9 +6,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.cost.devices import DEFAULT_DEVICE
+from exogym_core.names import visible
 from exogym_core.planning.measure import Measured
 from exogym_core.planning.networks import is_wan, with_links
 from exogym_core.planning.step_ratio import law_ratio
+from netsim.files.units import format_seconds
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ _MOST_LINKS = 4
 _MANY_RANKS = 16  # beyond, simulating a round takes so long that the narrowest link alone is tried
 _STREAMS = 8
 _FASTER = 2.0
+_UNLIKE = 1.01  # times as slow as others: then they wait
+_UNEVEN = ("compute of ", "stragglers")
 
 
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
@@ -79,9 +84,8 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
     first_waiting = of.first_round_seconds - (measured.seconds_per_round - waiting)
     share_of_first = min(waiting / first_waiting, 1.0) if first_waiting > 0 else 1.0
     tried = []
-    for by, remedy, other in _remedies(setting):
-        saved = (of.first_round_seconds - of.first_round_on(other)) * share_of_first
-        tried.append((by, remedy, saved))
+    for by, remedy, first_round in (*_even_work(of, setting), *_remedies(of, setting)):
+        tried.append((by, remedy, min((of.first_round_seconds - first_round) * share_of_first, waiting)))
     windows = sum(saved for by, _, saved in tried if by == "window")
     # Without latency no window is too small either: what more streams save is not latency's.
     causes = [(by, saved - windows if by == "latency" else saved) for by, _, saved in tried]
@@ -93,13 +97,52 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
             "saves_seconds_per_round": most,
             "remedy": "no single link: fewer bytes (a codec, longer rounds) or more bandwidth everywhere",
         }
-    chosen = worth[0]
-    told = f"{chosen[1]}: saves {chosen[2]:.3g} of {waiting:.3g} s of waiting a round"
-    return {"by": by, "saves_seconds_per_round": most, "remedy": told}
+    # What is due to work that is not even no line mends.
+    chosen = next((row for row in worth if row[0] == by and by.startswith(_UNEVEN)), worth[0])
+    saved, of_all = format_seconds(chosen[2]), format_seconds(waiting)
+    return {
+        "by": by,
+        "saves_seconds_per_round": most,
+        "remedy": f"{chosen[1]}: saves {saved} of {of_all} of waiting a round",
+    }
 
 
-def _remedies(setting: Setting) -> Iterator[tuple[str, str, Setting]]:
-    """(what would be the limit, what to do, the setting with it done), the cheapest first."""
+def _even_work(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float]]:
+    """As `_remedies`, where ranks wait for each other's computing: for the slowest's, or by chance."""
+    if not of.strategy.is_synchronous:
+        return
+    seconds = [each.mean_seconds for each in setting.durations()]
+    slowest = max(seconds)
+    if slowest > _UNLIKE * min(seconds):
+        hosts = setting.topology.place(setting.num_ranks, setting.placement)
+        slow = [host for host, each in zip(hosts, seconds, strict=True) if each * _UNLIKE >= slowest]
+        sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in slow))
+        device = setting.compute.device or setting.topology.hosts[slow[0]].device or DEFAULT_DEVICE
+        by = f"compute of {visible(sites, 60)} ({device})"
+        if setting.compute.kind == "flops" and not setting.batch_by_speed:
+            shared = of.first_round_computing(replace(setting, batch_by_speed=True))
+            yield by, "sequences shared out by speed (--batch-by-speed)", shared
+        # All of a step's work, shared out without a rest.
+        even = len(seconds) / sum(1 / each for each in seconds)
+        factors = [even / each for each in seconds]
+        yield (
+            by,
+            f"as fast devices as the others', or --without {sites}",
+            of.first_round_computing(setting, factors),
+        )
+    if setting.compute.jitter or setting.compute.straggler_fraction:
+        steady = replace(setting.compute, jitter=0.0, straggler_fraction=0.0)
+        first = of.first_round_computing(replace(setting, compute=steady))
+        yield "stragglers", "steadier devices, or a strategy whose workers go their own pace", first
+
+
+def _remedies(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float]]:
+    """(what would be the limit, what to do, seconds of the first round with it done), the cheapest first."""
+    for by, remedy, other in _other_networks(setting):
+        yield by, remedy, of.first_round_on(other)
+
+
+def _other_networks(setting: Setting) -> Iterator[tuple[str, str, Setting]]:
     given = setting.protocol if setting.protocol is not None else setting.topology.protocol
     protocol = Protocol.parse(given)
     if protocol.has_windows:

@@ -157,6 +157,12 @@ class SimulatedRounds:
                 )
         mine.finish()  # what is in flight comes to its end, after the last row
 
+    def computing(self, seconds: Sequence[Callable[[int], float]]) -> SimulatedRounds:
+        """The same rounds of ranks that compute as fast as `seconds` says, by step, one function a rank."""
+        other = copy.copy(self)
+        other._seconds = seconds
+        return other
+
     def on(
         self,
         topology: Topology,
