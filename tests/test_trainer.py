@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -577,6 +578,27 @@ def test_a_failing_rank_is_named():
     with pytest.raises(RankError, match=r"rank \d failed at test_trainer.py:\d+: KeyError"):
         trainer.fit(strategy=sgd(), num_nodes=2, device="cpu", workers="threads")
     assert not trainer.result.complete
+
+
+class _Stumbling(AllReduceStrategy):
+    def step(self):
+        if self.comm.rank == 1:
+            raise ValueError("boom in my step")
+        super().step()
+
+
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+def test_what_is_read_last_of_a_failing_strategy_is_its_line(transport):
+    """It stood between frames of the code that carries ranks and a second traceback that began with them."""
+    with pytest.raises(RankError) as caught:
+        fit(strategy=_Stumbling(optim_spec=OptimSpec(torch.optim.SGD, lr=0.1)), transport=transport)
+    lines = str(caught.value).splitlines()
+    assert re.fullmatch(r"rank 1 failed at test_trainer\.py:\d+: ValueError: boom in my step", lines[0])
+    assert [line for line in lines if line.startswith("  File ")] == [lines[1]]
+    assert "test_trainer.py" in lines[1]
+    assert caught.value.__suppress_context__
+    inside = [frame for frame in caught.traceback if "exogym_core" in str(frame.path)]
+    assert len(inside) == 1  # of `fit` itself
 
 
 def test_ctrl_c_comes_out_and_leaves_what_was_done():

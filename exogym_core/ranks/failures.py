@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+import netsim
 from exogym_core.ranks.turns import Aborted
 from netsim.files.errors import DeadlockError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
+    from types import TracebackType
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
-__all__ = ["FirstFailure", "run_rank", "told"]
+__all__ = ["FirstFailure", "own_frames", "run_rank", "told"]
+
+# Code that is not a user's: ours, what was installed, and Python's own.
+_OTHERS = tuple(
+    os.path.abspath(folder) + os.sep
+    for folder in (
+        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(netsim.__file__),
+        os.path.dirname(os.path.dirname(torch.__file__)),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
 
 
 def run_rank(
@@ -70,8 +86,8 @@ def _own_cause(error: BaseException) -> BaseException | None:
 def told(rank: int, error: BaseException) -> NetsimError:
     """What rank `rank`'s failure is to the user.
 
-    Errors of ours are told as they are; any other as a `RankError`: what, which rank, where, and the traceback
-    below. The result holds text only: a traceback would keep the rank's model and data alive.
+    Errors of ours are told as they are; any other as a `RankError`: what, which rank, where in the user's code, and
+    the frames from there on below. The result holds text only: a traceback would keep the rank's model and data alive.
     """
     of_calls = isinstance(error, Aborted | DeadlockError | MismatchError)
     cause = _own_cause(error) if of_calls or not isinstance(error, NetsimError) else None
@@ -79,11 +95,34 @@ def told(rank: int, error: BaseException) -> NetsimError:
         assert isinstance(error, NetsimError)
         error.__traceback__ = error.__context__ = None
         return error
-    text = "".join(traceback.format_exception(cause)).rstrip()
     frames = traceback.extract_tb(cause.__traceback__)
-    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    own = [frame for frame in frames if _is_own(frame.filename)] or frames
+    where = f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     what = f"{type(cause).__name__}: {_text_of(cause)}".splitlines()[0]
-    return RankError(f"rank {rank} failed{where}: {what}\n{text}", rank)
+    return RankError("\n".join([f"rank {rank} failed{where}: {what}", *own_frames(cause)]), rank)
+
+
+def own_frames(error: BaseException) -> list[str]:
+    """The lines of a traceback from the first frame of the user's own on; of all frames if there is none.
+
+    The lines at its start and end, which say that it is one and repeat the error, are left out where the error has one
+    line and no other behind it.
+    """
+    whole = first = error.__traceback__
+    while first is not None and not _is_own(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    trace: TracebackType | None = first or whole
+    behind = error.__cause__ or (error.__context__ if not error.__suppress_context__ else None)
+    special = isinstance(error, SyntaxError | BaseExceptionGroup) or hasattr(error, "__notes__")
+    if behind is None and not special and "\n" not in _text_of(error):
+        lines = traceback.format_tb(trace)
+    else:
+        lines = traceback.format_exception(type(error), error, trace)
+    return "".join(lines).rstrip().splitlines()
+
+
+def _is_own(path: str) -> bool:
+    return not path.startswith((*_OTHERS, "<frozen "))
 
 
 def _text_of(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from exogym_core.ranks.journal import Journal
 from exogym_core.ranks.processes.carrying import run_in_processes
 from exogym_core.ranks.spec import WorkerSpec
 from exogym_core.ranks.threads import run_in_threads
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, NetsimError, unknown_name
 from netsim.ranks.requests import Mark
 from netsim.tools.trace import tracing
 from netsim.topology.topology import Topology
@@ -237,7 +237,12 @@ def run_ranks(
         timeout_seconds=timeout_seconds,
         compare_calls=compare_calls,
     )
-    return carrier.carry(run)
+    try:
+        return carrier.carry(run)
+    except (
+        NetsimError
+    ) as error:  # its text says where in a rank's code; where ranks are carried tells nothing
+        raise error.with_traceback(None) from None
 
 
 def _over_netsim(asked: RankRun) -> RunResult[Any]:

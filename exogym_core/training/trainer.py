@@ -20,7 +20,7 @@ from exogym_core.training.options import OPTIONS, RunOptions, open_device
 from exogym_core.training.program import Program
 from exogym_core.training.request import FitRequest
 from exogym_core.training.snapshot import load_whole_state
-from netsim.files.errors import InputError
+from netsim.files.errors import DeadlockError, InputError, MismatchError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -223,7 +223,10 @@ class Trainer:
         is_shown = request.progress and not torchrun_rank()
         with shown(label, steps, result) if is_shown else nullcontext() as show:
             fit = fit_apart if request.is_apart else fit_joined if request.is_joining else fit_here
-            _conclude(fit(program, result, [] if show is None else [show]), result)
+            try:
+                _conclude(fit(program, result, [] if show is None else [show]), result)
+            except (RankError, MismatchError, DeadlockError) as error:
+                raise error.with_traceback(None) from None  # their text has the frames that are the user's
         model = copy.deepcopy(self.model)
         load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]

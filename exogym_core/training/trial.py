@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.utils.data import DataLoader
 
+from exogym_core.ranks.failures import own_frames
 from netsim.files.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def first_batch(model: nn.Module | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        trace = "".join(traceback.format_exception(error)).rstrip()
+        trace = "\n".join(own_frames(error))
         raise InputError(
             f"fit: a first batch fails: {what} (a model takes a batch as the data set yields it, in one "
             f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
-        ) from error
+        ) from None
 
 
 def _inputs_of(model: nn.Module | None) -> str:
