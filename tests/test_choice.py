@@ -157,6 +157,28 @@ def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytes
     assert max(simulated) <= 256_000_000
 
 
+def test_pieces_of_a_long_message_are_timed_on_a_lossy_line_too() -> None:
+    """gloo's algorithm cuts large tensors into thousands of pieces, for which it was taken for lossless and chosen."""
+    links = [
+        {
+            "between": ["home", "hub"],
+            "up": "40 Mbit/s",
+            "down": "300 Mbit/s",
+            "latency": "5 ms",
+            "loss": "0.1 %",
+        },
+        *(
+            {"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "20 ms"}
+            for name in ("a", "b", "c")
+        ),
+    ]
+    sites = Topology.from_mapping(
+        {"name": "sites", "hosts": ["home", "a", "b", "c"], "routers": ["hub"], "links": links}
+    )
+    # By gloo it takes three times as long.
+    assert Choices(sites, TCP).algorithm("all_reduce", range(4), 500_000_000) == "direct"
+
+
 @pytest.mark.parametrize(
     ("spec", "line"),
     [

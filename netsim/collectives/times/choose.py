@@ -238,11 +238,16 @@ class _Trial:
         if self._is_too_large(name):
             return math.inf
         made = self._made(name, self._num_bytes)
-        if made.num_messages > self._most_messages and not self._is_plain_ring(made):
-            return self._ring_seconds(made)
-        most = self._most_timed_bytes()
-        if self._num_bytes <= most:
-            return self._timed(made)
+        most = min(self._most_timed_bytes(), self._num_bytes)
+        timed = made if most == self._num_bytes else self._made(name, most)
+        if not self._is_plain_ring(timed) and timed.num_messages > self._most_messages:
+            # Where messages are pieces of bounded size, fewer bytes are fewer of them: half of what may be has room.
+            most = max(most * self._most_messages // (2 * timed.num_messages), min(most, 1 << 20))
+            timed = self._made(name, most)
+            if timed.num_messages > self._most_messages:
+                return self._ring_seconds(made)
+        if most == self._num_bytes:
+            return self._timed(timed)
         half, whole = (self._timed(self._made(name, size)) for size in (most // 2, most))
         return whole + (whole - half) * (self._num_bytes - most) / (most - most // 2)
 
