@@ -117,3 +117,54 @@ def test_stragglers_are_told_where_rounds_wait_for_them(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["limit"]["by"] == "stragglers"
     assert " s of " in row["limit"]["remedy"] or " ms of " in row["limit"]["remedy"]
+
+
+def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is told."""
+    path = tmp_path / "unlike.yaml"
+    path.write_text(UNLIKE)
+    (row,) = told(f"plan {path} --devices-per-worker fra=1,mil=1,ore=16 --price fra=8,mil=8,ore=0.5", capsys)
+    assert row["limit"]["by"] != "compute of ore (a100)"
+    assert row["cost"] == pytest.approx(row["days"] * 24 * 16.5)
+    assert main(["plan", str(path), "--price", "fra=8,mil=8"]) == 2
+    assert "add ore=" in capsys.readouterr().err
+    assert main(["plan", str(path), "--price", "fra=8,mil=8,orr=1"]) == 2
+    assert "did you mean 'ore'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--price -4", "--price -4: expected dollars"),
+        ("--price 1e400", "--price 1e400: expected dollars"),
+        ("--price fra=8,fra=9", "each site once"),
+        ("--devices-per-worker 0", "a whole number from 1 on"),
+        ("--set wan.bandwith=1Gbit/s", "did you mean 'wan.bandwidth'"),
+        ("--sweep wan.bandwith=1Gbit/s,2Gbit/s", "did you mean 'wan.bandwidth'"),
+        ("--sequence 64", "--set task.block_size"),
+        ("--out /proc/x", "--out /proc/x: cannot be written to"),
+        ("--tokens 20x", "no number of tokens"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(
+    words: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2, and what to write instead."""
+    path = tmp_path / "unlike.yaml"
+    path.write_text(UNLIKE)
+    assert main(["plan", str(path), *words.split(" ", 1)]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_dollars_of_traffic_alone_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a price of hours, the table says what its dollars are for, and what to give."""
+    words = "plan --model llama-2m --strategy DiLoCo --topology aws-12-regions-single-stream --workers 4 --sequence 64"
+    words += " --tokens 20b"
+    assert main(words.split()) == 0
+    table = capsys.readouterr().out
+    assert "(egress only)" in table
+    assert "--price" in table
+    assert main([*words.split(), "--price", "2"]) == 0
+    assert "egress only" not in capsys.readouterr().out

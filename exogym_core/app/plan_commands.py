@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.app.by_site import by_site, devices, dollars
 from netsim.files.errors import InputError
 from netsim.files.units import parse_seconds
 from netsim.tools.sign_of_life import SignOfLife
@@ -29,11 +32,23 @@ def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
+def _by_site(number: Callable[[str], Any]) -> Callable[..., Any]:
+    def read(_: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+        return None if text is None else by_site(text, parameter.opts[0], number)
+
+    return read
+
+
 _WHERE = (
     click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own, else a100]."),
     click.option("--utilisation", type=float, help="Share of the device's peak that is reached [0.4]."),
     click.option(
-        "--devices-per-worker", type=click.IntRange(1), default=1, show_default=True, help="That act as one."
+        "--devices-per-worker",
+        metavar="N|SITE=N,...",
+        default="1",
+        show_default=True,
+        callback=_by_site(devices),
+        help="That act as one; by host or region where they differ.",
     ),
     click.option(
         "--batch-by-speed",
@@ -51,7 +66,12 @@ _WHERE = (
         help="Tokens of a sequence of --model [the task's block_size, else 2048].",
     ),
     click.option("--protocol", metavar="NAME", help="Another protocol."),
-    click.option("--price", type=float, metavar="DOLLARS", help="Of a worker's hour, for the cost."),
+    click.option(
+        "--price",
+        metavar="DOLLARS|SITE=DOLLARS,...",
+        callback=_by_site(dollars),
+        help="Of a worker's hour, for the cost; by host or region where they differ.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 
@@ -94,6 +114,8 @@ def plan(
 
     Without EXPERIMENT: --model, --strategy and --topology.
     """
+    if out is not None:
+        _check_folder(out)
     from exogym_core.app.planned import request_of
     from exogym_core.planning.known import Known
     from exogym_core.planning.plan import plan as planned
@@ -129,6 +151,21 @@ def _plans(request: Request, planned: Callable[..., Any], lost: Sequence[str]) -
             left = planned(strategy, setting.without([site]), label).to_mapping()
             rows.append({"name": f"{label} without {site}", **left, "without": site})
     return rows
+
+
+def _check_folder(out: Path) -> None:
+    """Before anything is planned, since it would be lost.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
 
 
 def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | None) -> None:

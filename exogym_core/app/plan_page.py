@@ -47,11 +47,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['compute_utilisation']:.1%}",
         f"{row['tokens_per_second']:,.0f}",
         "-" if days is None else f"{days:,.1f}" if days >= _FEW_DAYS else f"{days:.3g}",
-        "-" if cost is None else f"{cost:,.0f}",
+        "-" if cost is None else f"{cost:,.0f}" + (" (egress only)" if _is_egress_only(row) else ""),
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else ""),
         format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else ""),
         row["limit"]["by"],
     ]
+
+
+def _is_egress_only(row: Mapping[str, Any]) -> bool:
+    """Whether dollars are for traffic alone."""
+    return row["cost"] is not None and row["cost_by"].get("workers") is None
 
 
 def _swept(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -113,6 +118,10 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -
         notes.append(
             "limits and remarks are told of each strategy's soonest point, and of variants the soonest beside the "
             "others; --json and the page of --out have all"
+        )
+    if any(_is_egress_only(row) for row in shown):
+        notes.append(
+            "dollars: traffic that links charge for alone; --price DOLLARS, of a worker's hour, adds theirs"
         )
     notes.append("memory: weights, gradients and states; activations are not counted")
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")

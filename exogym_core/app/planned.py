@@ -18,7 +18,7 @@ from exogym_core.strategy.trials import coding_trials
 from exogym_core.tasks import MODELS
 from exogym_core.training.options import OPTIONS, file_values
 from netsim.files.documents import Document, load_document
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, unknown_name
 from netsim.files.units import parse_bits_per_second
 from netsim.topology.topology import Topology
 
@@ -33,7 +33,7 @@ __all__ = ["WAN_BANDWIDTH", "Request", "parse_tokens", "request_of"]
 #: The one key of sweeps and --set that is not an experiment's: what every link between sites carries.
 WAN_BANDWIDTH = "wan.bandwidth"
 
-_SCALES = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _BATCH_SIZE = 256
 _SEQUENCE = 2048
 
@@ -44,18 +44,18 @@ def parse_tokens(text: str) -> float:
     Raises:
         InputError: it is none.
 
-    >>> parse_tokens("200B"), parse_tokens("1.5 T")
-    (200000000000.0, 1500000000000.0)
+    >>> parse_tokens("200B"), parse_tokens("1.5 T"), parse_tokens("20b")
+    (200000000000.0, 1500000000000.0, 20000000000.0)
     """
     plain = text.strip()
-    scale = _SCALES.get(plain[-1:], 1.0)
+    scale = _SCALES.get(plain[-1:].upper())
     try:
-        number = float(plain[:-1] if plain[-1:] in _SCALES else plain)
+        number = float(plain if scale is None else plain[:-1])
     except ValueError:
         number = 0.0
     if not 0 < number < 1e30:
         raise InputError(f"tokens: {text!r} is no number of tokens; write for example 200B")
-    return number * scale
+    return number * (scale or 1.0)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Request:
         experiment: its strategies, network, compute time and workers.
         model: without values.
         tokens: the budget; None: the steps of an experiment's file, else none.
-        dollars_per_hour: of one worker.
+        dollars_per_hour: of one worker, or by its site.
         wan_bandwidth: on every link between sites, as text; None: the topology's.
-        devices_per_worker: devices that compute a worker's batch together, without loss.
+        devices_per_worker: devices that compute a worker's batch together, without loss, or by its site.
         batch_by_speed: workers' batches go by their devices' speed.
         known: what other requests have found out.
         remarks: what is to be known of the model.
@@ -78,9 +78,9 @@ class Request:
     experiment: Experiment
     model: SequenceModel
     tokens: float | None = None
-    dollars_per_hour: float | None = None
+    dollars_per_hour: float | Mapping[str, float] | None = None
     wan_bandwidth: str | None = None
-    devices_per_worker: int = 1
+    devices_per_worker: int | Mapping[str, int] = 1
     batch_by_speed: bool = False
     known: Known = field(default_factory=Known)
     remarks: tuple[str, ...] = ()
@@ -230,11 +230,11 @@ def request_of(
     overrides: Sequence[str] = (),
     device: str | None = None,
     utilisation: float | None = None,
-    devices_per_worker: int = 1,
+    devices_per_worker: int | Mapping[str, int] = 1,
     batch_size: int | None = None,
     sequence: int | None = None,
     protocol: str | None = None,
-    price: float | None = None,
+    price: float | Mapping[str, float] | None = None,
     batch_by_speed: bool = False,
     known: Known | None = None,
 ) -> Request:
@@ -244,6 +244,9 @@ def request_of(
         InputError: neither an experiment nor a model, a strategy and a topology; or what is wrong in them.
     """
     sets = [*overrides, *(f"{key}={value}" for key, value in point.items())]
+    for key in [text.partition("=")[0].strip() for text in sets]:
+        if key.startswith("wan.") and key != WAN_BANDWIDTH:
+            raise unknown_name("key of links between sites", key, [WAN_BANDWIDTH])
     bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
     sets = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
     if topology is not None and Path(topology).is_file():

@@ -201,10 +201,13 @@ def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list
         return []
     least = min(rows, key=lambda row: row["memory_per_worker"])
     needed, available = least["memory_per_worker"], least["memory_available"]
-    devices = math.ceil(needed * setting.devices_per_worker / available)
+    given = setting.devices_per_worker
+    more = f"{math.ceil(10 * needed / available) / 10:g} times the devices of a worker"
+    if isinstance(given, int):
+        more = f"--devices-per-worker {math.ceil(needed * given / available)}"
     return [
         f"nothing fits: states take {needed / 1e9:.3g} GB at the least ({least['strategy']}) of a worker's "
-        f"{available / 1e9:.3g} GB: --devices-per-worker {devices}, or shard them"
+        f"{available / 1e9:.3g} GB: {more}, or shard them"
     ]
 
 

@@ -188,8 +188,8 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         rounds = setting.tokens / tokens_a_round
         days = pace.seconds_until(rounds) / SECONDS_A_DAY
         egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
-        hourly = setting.dollars_per_hour
-        workers = None if hourly is None else days * 24 * hourly * setting.num_ranks
+        hourly = setting.hourly_dollars()
+        workers = None if hourly is None else days * 24 * hourly
         cost_by = {"workers": workers, "egress": egress}
         # Without a price of hours, what links charge is all that is known.
         cost = egress if workers is None and egress else None if workers is None else workers + egress

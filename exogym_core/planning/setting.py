@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.cost.compute import StepDurations
 from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
@@ -13,13 +14,15 @@ from netsim.files.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
     from exogym_core.cost.compute import Compute
     from exogym_core.planning.models import SequenceModel
     from netsim.topology.topology import Topology
 
 __all__ = ["Crashes", "Setting"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,9 @@ class Setting:
         tokens: the budget; None: no days and no cost.
         placement, protocol, collectives: as `run_ranks` has them.
         half: the model computes in half precision.
-        dollars_per_hour: of one worker; None: no cost.
+        dollars_per_hour: of one worker, or by its host or region; None: no cost.
         seed: of jitter and stragglers.
-        devices_per_worker: devices that compute a worker's batch together, without loss.
+        devices_per_worker: devices that compute a worker's batch together, without loss, or by its host or region.
         batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
         failures: how often workers' hosts crash; None: never.
         until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
@@ -73,9 +76,9 @@ class Setting:
     protocol: str | Mapping[str, Any] | None = None
     collectives: str | Mapping[str, str] | None = "auto"
     half: bool = True
-    dollars_per_hour: float | None = None
+    dollars_per_hour: float | Mapping[str, float] | None = None
     seed: int = 0
-    devices_per_worker: int = 1
+    devices_per_worker: int | Mapping[str, int] = 1
     batch_by_speed: bool = False
     failures: Crashes | None = None
     until: float | None = None
@@ -96,7 +99,8 @@ class Setting:
         return made
 
     def _step_seconds(self, host: int, batch: float) -> float:
-        flops = self.model.sequence_flops * batch / self.devices_per_worker
+        devices = self._of_site("devices per worker", self.devices_per_worker, host)
+        flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
         return self.compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
 
@@ -167,7 +171,32 @@ class Setting:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
         if self.compute.kind != "flops":
             return None  # a time was given, and no device
+        found = []
+        for host in sorted(set(self.topology.place(self.num_ranks, self.placement))):
+            device = self.compute.device or self.topology.hosts[host].device or DEFAULT_DEVICE
+            memory = find_device(device).memory_bytes
+            if memory is not None:
+                found.append(memory * self._of_site("devices per worker", self.devices_per_worker, host))
+        return min(found, default=None)
+
+    def hourly_dollars(self) -> float | None:
+        """Of all workers; None without a price."""
+        if self.dollars_per_hour is None:
+            return None
         hosts = self.topology.place(self.num_ranks, self.placement)
-        names = {self.compute.device or self.topology.hosts[host].device or DEFAULT_DEVICE for host in hosts}
-        known = [find_device(name).memory_bytes for name in sorted(names)]
-        return min((each * self.devices_per_worker for each in known if each is not None), default=None)
+        return sum(self._of_site("price", self.dollars_per_hour, host) for host in hosts)
+
+    def _of_site(self, what: str, given: T | Mapping[str, T], host: int) -> T:
+        """What is given for a host: its own, else its region's."""
+        if not isinstance(given, Mapping):
+            return given
+        topology = self.topology
+        regions = [topology.region_of(number) for number in range(len(topology.hosts))]
+        known = dict.fromkeys([*regions, *(each.name for each in topology.hosts)])
+        for name in given:
+            if name not in known:
+                raise unknown_name("site", name, known)
+        for name in (topology.hosts[host].name, regions[host]):
+            if name in given:
+                return given[name]
+        raise InputError(f"plan: {what}: nothing is given for {regions[host]}; add {regions[host]}=...")
