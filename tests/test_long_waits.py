@@ -129,3 +129,55 @@ def test_who_downloads_from_a_site_that_dies_hears_so_at_once() -> None:
     roster.fetched(2, 4, 7.0)
     roster.depart(1, "session 1", 8.0)
     assert sent[-1][1]["id"] == 2, "it has what it wanted"
+
+
+def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Roster:
+    """Site 0 has done all its rounds, and site 1 comes."""
+    roster = Roster(2, "r", lambda site, message: sent.append((site, dict(message))))
+    roster.arrive(0, "session 0", {"where": "host"}, 0.0)
+    roster.publish(0, 60, 1.0)
+    roster.arrive(1, "session 1", {"where": "host"}, 2.0)
+    roster.end(0, 99, 4.0, 3.0)
+    return roster
+
+
+def test_who_is_through_stays_for_one_that_has_come_and_gives_it_the_final_state() -> None:
+    """That one began anew otherwise, alone and to another model, though it takes a while until it asks."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    roster = one_ahead(sent)
+    roster.look(20.0)
+    assert sent == []
+    join(roster, 1, START, 21.0)
+    assert sent.pop()[1]["present"] == [], "late: it downloads"
+    roster.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
+    assert [message.get("number") for _, message in sent] == [60, 60]
+    roster.look(400.0)
+    assert len(sent) == 2, "a large state takes long"
+    roster.fetched(1, 60, 401.0)
+    assert sent[-1] == (0, {"id": 99}), "now it may leave"
+
+
+def test_who_comes_when_the_others_have_finished_and_left_is_told_so() -> None:
+    sent: list[tuple[int, dict[str, Any]]] = []
+    roster = one_ahead(sent)
+    roster.depart(0, "session 0", 4.0)
+    told = (
+        "this run is over: site 0 has finished it, its folder has the model; for another run name it, NETGYM_RUN=..., "
+        "or start the rendezvous anew"
+    )
+    join(roster, 1, START, 5.0)
+    assert sent[-1] == (1, {"id": 2, "refused": told})
+    roster.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
+    assert sent[-1] == (1, {"id": 5, "refused": told})
+
+
+def test_a_finished_folder_ends_the_wait_of_others_who_would_go_on_alone() -> None:
+    sent: list[tuple[int, dict[str, Any]]] = []
+    roster = Roster(2, "r", lambda site, message: sent.append((site, dict(message))))
+    roster.arrive(1, "session 1", {"where": "host"}, 2.0)
+    join(roster, 1, START, 5.0)
+    assert sent == []
+    roster.finished("site 0")
+    ((site, told),) = sent
+    assert site == 1
+    assert told["refused"].startswith("this run is over: site 0 has finished it, its folder has the model")

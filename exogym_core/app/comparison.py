@@ -14,12 +14,13 @@ from exogym_core.app.launched import under_torchrun
 from exogym_core.app.tracking import open_loggers
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import is_at_rendezvous
-from exogym_core.names import seeded_name, visible
+from exogym_core.names import file_name, seeded_name, visible
 from exogym_core.ranks.torchrun.rank import agreed
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.seeds import Tally
 from exogym_core.training.options import OPTIONS
+from exogym_core.training.resumption import mark_of_folder
 from exogym_core.training.trainer import Trainer
 from netsim.files.errors import InputError, NetsimError
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from exogym_core.results.record import RunFolder
     from exogym_core.tasks import Task
 
-__all__ = ["Listener", "compare", "follow", "summary_entry"]
+__all__ = ["Listener", "compare", "follow", "summary_entry", "tell_finished_runs"]
 
 _SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
 
@@ -74,6 +75,8 @@ def compare(
     tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
     if resume:
         tally.take_finished(folder.read_summary())
+        for line in tell_finished_runs(experiment, folder) if is_at_rendezvous() else ():
+            warnings.warn(line, UserWarning, stacklevel=2)
     folder.write_summary(tally.summary())
     if under_torchrun():
         pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
@@ -287,6 +290,32 @@ def follow(experiment: Experiment) -> None:
             progress=False,
             **_arguments(seeded, task),
         )
+
+
+def tell_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]:
+    """Tell the rendezvous which runs are finished here, so that no other site goes on with one alone.
+
+    Returns:
+        For people: of which runs nobody could be told.
+
+    Raises:
+        InputError: the environment's address or number of this site is wrong.
+    """
+    from exogym_core.communicator.elastic.finished import tell_finished
+
+    tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
+    tally.take_finished(folder.read_summary())
+    lines = []
+    for seed, entry in product(experiment.seeds, experiment.strategies):
+        label = str(entry.label)
+        if not tally.knows(label, seed):
+            continue
+        name = seeded_name(label, seed if len(experiment.seeds) > 1 else None)
+        mark = mark_of_folder(folder.path / "checkpoints" / file_name(name))
+        told = "it keeps no checkpoints" if mark is None else tell_finished(mark)
+        if told:
+            lines.append(f"other sites were not told that {visible(label, 40)} is finished here: {told}")
+    return lines
 
 
 def _placed(experiment: Experiment, error: InputError) -> InputError:

@@ -101,6 +101,11 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
     if experiment.settings.sweep is not None:
         raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
     if is_finished:
+        if is_at_rendezvous():
+            from exogym_core.app.comparison import tell_finished_runs
+
+            for line in tell_finished_runs(experiment, folder):
+                click.echo(f"warning: {line}", err=True)
         if as_json:
             click.echo(_json_document(folder))
             return

@@ -30,6 +30,7 @@ __all__ = [
     "find_resumed",
     "follow",
     "go_on_after_restart",
+    "mark_of_folder",
     "plan",
     "remember_checkpoints",
     "run_mark",
@@ -173,17 +174,31 @@ def _memory(program: Program) -> str:
 
 def run_mark(program: Program) -> tuple[str, dict[str, str]]:
     """A short text that is equal on sites that train the same, and on no others; and what it is made of, for people."""
-    identity = _identity(program, None)
-    settings = {name: value for name, value in identity["settings"].items() if not name.startswith("device")}
-    whole = {**identity, "settings": settings}
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
+    about, whole = _marked(_identity(program, None))
     facts = {
         f"{name}: {key}" if key else name: str(value)[:_MOST_CHARACTERS_OF_A_FACT]
         for name, part in whole.items()
         for key, value in (part.items() if isinstance(part, dict) else [("", part)])
     }
     facts |= {name: str(getattr(program.request, name)) for name in ("max_steps", "num_epochs", "until")}
-    return f"{identity['strategy']} {digest}", dict(list(facts.items())[:_MOST_FACTS])
+    return about, dict(list(facts.items())[:_MOST_FACTS])
+
+
+def mark_of_folder(folder: Path) -> str | None:
+    """That of the run whose checkpoints are in `folder`; None where there are none.
+
+    Raises:
+        RecordError: the newest one is damaged.
+    """
+    stored = find_checkpoint(folder) if folder.is_dir() else None
+    return None if stored is None else _marked({**stored.identity, "training set": None})[0]
+
+
+def _marked(identity: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    settings = {name: value for name, value in identity["settings"].items() if not name.startswith("device")}
+    whole = {**identity, "settings": settings}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{identity['strategy']} {digest}", whole
 
 
 def _identity(program: Program, training_set: str | None) -> dict[str, Any]:

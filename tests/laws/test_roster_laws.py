@@ -85,7 +85,9 @@ class Site:
 
     def take(self, told: dict[str, Any]) -> None:
         roster, now = self.world.roster, self.world.now
-        if "present" in told:
+        if "refused" in told:
+            self.is_over = True  # the others have finished without it
+        elif "present" in told:
             self.members = [site for site, _ in told["present"]]
             self.work(told) if self.number in self.members else self.fetch()
         elif "left" in told:
@@ -98,10 +100,7 @@ class Site:
                 self.world.results.setdefault(self.round, set()).add(tuple(self.members))
                 self.go_on(self.round + 1)
         elif "number" in told and told["number"] is None:
-            if told["ended"]:
-                self.end()
-            else:
-                self.join()
+            self.join()
         elif "number" in told:
             roster.fetched(self.number, told["number"], now)
             self.round, self.awaited = told["number"], None

@@ -297,8 +297,7 @@ class SiteCommunicator(ElasticCommunicator):
         while True:
             told = self._council.ask("fetch", at_least=at_least, without=without)
             if told["number"] is None:
-                # All others are gone: the run goes on from what this site has, unless they were through with it.
-                return None if told["ended"] else self._published
+                return self._published  # all others are gone: the run goes on from what this site has
             try:
                 number, tensors = self._download(told["group"], int(told["holder"]))
             except _BROKEN:
@@ -376,7 +375,7 @@ class SiteCommunicator(ElasticCommunicator):
     def finish(self) -> None:
         """This site is through: stay while somebody is on the way who needs its state."""
         self._link.send_rows()
-        self._council.ask("end", seconds=self._patience_seconds)
+        self._council.ask("end", seconds=self._patience_seconds, pulse=self._link.pulse)
 
     def close(self) -> None:
         """Leave; no communicator of this site works afterwards."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.names import visible
+from netsim.files.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,9 +36,18 @@ class Council:
         return self._inside is None or self._inside.rank == 0
 
     def ask(self, what: str, **about: Any) -> Mapping[str, Any]:
-        """The first process's question, as it says it, and its answer on all of them."""
-        answer = self._link.ask(what, **about) if self.leads else None
-        return answer if self._inside is None else self._heard(answer)  # type: ignore[return-value]
+        """The first process's question, as it says it, and its answer on all of them.
+
+        Raises:
+            InputError: refused; the line says why.
+        """
+        answer: Any = self._link.ask(what, **about) if self.leads else None
+        if self._inside is not None:
+            answer = self._heard(answer)
+        if "refused" in answer:
+            raise InputError(f"rendezvous: {visible(answer['refused'], 300)}")
+        told: Mapping[str, Any] = answer
+        return told
 
     def _heard(self, answer: Any) -> Any:
         assert self._inside is not None

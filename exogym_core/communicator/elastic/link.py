@@ -168,6 +168,12 @@ class SiteLink:
             self._rows.append(json.dumps(text))
             self._pulse |= {name: row[name] for name in ("step", "round") if name in row}
 
+    @property
+    def pulse(self) -> Mapping[str, Any]:
+        """Step and round of the last row of this process."""
+        with self._lock:
+            return dict(self._pulse)
+
     def watch(self, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
         """Have `on_row(rank, row)` called, in the link's thread, for all rows of the run but this process's."""
         self._on_row = on_row

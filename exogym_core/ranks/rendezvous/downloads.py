@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from exogym_core.ranks.rendezvous.agenda import Wanted
+    from exogym_core.ranks.rendezvous.finishers import Finishers
     from exogym_core.ranks.rendezvous.site_info import SiteInfo
 
 __all__ = ["Downloads"]
@@ -20,6 +21,7 @@ class Downloads:
         sites: by number.
         send: called with (site, message).
         new_group: gives a name that no group has had.
+        finishers: who has finished the run.
     """
 
     def __init__(
@@ -27,8 +29,9 @@ class Downloads:
         sites: Mapping[int, SiteInfo],
         send: Callable[[int, Mapping[str, Any]], None],
         new_group: Callable[[], str],
+        finishers: Finishers,
     ) -> None:
-        self._sites, self._send, self._new_group = sites, send, new_group
+        self._sites, self._send, self._new_group, self._finishers = sites, send, new_group, finishers
         self._wanted: list[Wanted] = []
         self._under_way: dict[int, tuple[str, SiteInfo]] = {}  # of who downloads: group, and who gives
 
@@ -41,6 +44,10 @@ class Downloads:
         """A site wants nothing any more."""
         self._under_way.pop(site, None)
         self._wanted = [each for each in self._wanted if each.site != site]
+
+    def are_from(self, site: int) -> bool:
+        """Whether somebody downloads from this site."""
+        return any(holder.site == site for _, holder in self._under_way.values())
 
     def look(self, newest: int, now: float) -> None:
         """See who can be answered, where `newest` is the number of the newest state."""
@@ -68,6 +75,6 @@ class Downloads:
         waiting = {each.site for each in self._wanted}
         if any(not info.is_gone(now) and info.site not in waiting for info in others):
             return False  # somebody may have it soon
-        ended = any(info.has_ended for info in others)
-        self._send(wanted.site, {"id": wanted.question, "number": None, "ended": ended})
+        told = {"refused": self._finishers.line} if self._finishers else {"number": None}
+        self._send(wanted.site, {"id": wanted.question, **told})
         return True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.ranks.rendezvous.agenda import Attempt, RoundMeeting, Wanted
 from exogym_core.ranks.rendezvous.downloads import Downloads
+from exogym_core.ranks.rendezvous.finishers import Finishers
 from exogym_core.ranks.rendezvous.long_waits import LongWaits
 from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, progress_of
 
@@ -28,6 +29,7 @@ WAIT_SECONDS = 600.0
 _BREAK_SECONDS = 1.5
 # How long after an attempt's time its members may still say that it failed.
 _ANSWER_SECONDS = 3.0
+_SERVING_SECONDS = 60.0  # who is through stays so long at least for those who are on the way
 _MOST_BREAKS = 3  # attempts of the same members that may break before somebody is left out
 
 
@@ -58,7 +60,8 @@ class Roster:
         self._rounds: dict[int, RoundMeeting] = {}
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
         self._long_waits = LongWaits(self.sites, say)
-        self._downloads = Downloads(self.sites, send, self._new_group)
+        self.finishers = Finishers()
+        self._downloads = Downloads(self.sites, send, self._new_group, self.finishers)
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
         self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
         self._num_groups = 0
@@ -76,7 +79,7 @@ class Roster:
         Args:
             site: the one that it is; None: the lowest that is free.
             session: names the process.
-            hello: `where`, and of one that was here before `has_begun`, `newest` and `elapsed`.
+            hello: `where`, `goes_further`, and of one that was here before `has_begun`, `newest` and `elapsed`.
             now: the time.
 
         Raises:
@@ -104,6 +107,7 @@ class Roster:
         else:
             self._say(f"site {site} is back: {known.where}")
         known.heard, known.lost = now, math.inf
+        known.goes_further = bool(hello.get("goes_further"))
         known.has_begun = known.has_begun or bool(hello.get("has_begun"))
         known.newest = max(known.newest, int(hello.get("newest", START - 1)))
         self.newest = max(self.newest, known.newest)
@@ -146,9 +150,21 @@ class Roster:
     def end(self, site: int, question: int, seconds: float, now: float) -> None:
         """A site is through; it is let go when nobody needs what it has, after `seconds` at the latest."""
         self.sites[site].has_ended = True
-        self._leaving[site] = (question, now + seconds)
+        self._leaving[site] = (question, now + max(seconds, _SERVING_SECONDS))
+        self.finishers.by(f"site {site}")
         self._say(f"site {site} is through{progress_of(self.sites[site])}")
         self.look(now)
+
+    def finished(self, name: str) -> None:
+        """A folder tells that this run has been finished: nobody goes on with it."""
+        self.finishers.by(name, is_told=True)
+        self._say(f"{name} has finished this run already: its folder has the model")
+        for meeting in self._rounds.values():
+            waiting = {**{site: question for site, (question, _) in meeting.come.items()}, **meeting.late}
+            if not meeting.is_settled:
+                for site, question in waiting.items():
+                    self._send(site, {"id": question, "refused": self.finishers.line})
+                meeting.come.clear()
 
     def elapsed(self, now: float) -> float | None:
         """Seconds since the run began; None before."""
@@ -160,6 +176,9 @@ class Roster:
         """Come to the meeting of a number: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`."""
         number = int(asked["number"])
         self._forget(site)
+        if self._is_over(site, number, now):
+            self._send(site, {"id": question, "refused": self.finishers.line})
+            return
         if self._is_late(site, number, now):
             self._tell_late(site, question, self._present)
             return
@@ -181,14 +200,25 @@ class Roster:
     def _is_late(self, site: int, number: int, now: float) -> bool:
         if number != START:
             return self.newest > number
-        others = [info for info in self.sites.values() if info.site != site and not info.is_gone(now)]
-        if any(info.has_begun for info in others):
+        if self._somebody_has_state(site, now):
             return True
-        if self._rounds.get(START) is None or not others:  # nobody has a state any more: begin anew
+        there = [info for info in self.sites.values() if info.site != site and not info.is_gone(now)]
+        if self._rounds.get(START) is None or not there:  # nobody has a state any more: begin anew
             self.newest, self._present = START - 1, ()
             self._rounds.clear()
             self._attempts.clear()
         return False
+
+    def _somebody_has_state(self, site: int, now: float) -> bool:
+        """Whether another one has begun, and is there: who is through stays for those who have come."""
+        others = [info for info in self.sites.values() if info.site != site and info.has_begun]
+        return any(info.can_serve or not info.is_gone(now) for info in others)
+
+    def _is_over(self, site: int, number: int, now: float) -> bool:
+        """Whether there is nothing left to do for a site, and nobody left to do it with."""
+        if not self.finishers or self.sites[site].goes_further:
+            return False
+        return self.finishers.is_told or (number == START and not self._somebody_has_state(site, now))
 
     def _tell_late(self, site: int, question: int, members: Sequence[int]) -> None:
         present = [
@@ -411,7 +441,8 @@ class Roster:
             self._look_at_round(meeting, now)
         self._downloads.look(self.newest, now)
         for site, (question, until) in list(self._leaving.items()):
-            if now >= until or not self._is_needed(site, now):
+            is_late = now >= until and not self._downloads.are_from(site)
+            if is_late or not self._is_needed(site, now):
                 del self._leaving[site]
                 self._send(site, {"id": question})
 

@@ -64,6 +64,7 @@ class _SitesOfRun:
         self._watching: dict[tuple[int, int], int] = {}  # who is told of rows, and how many it has been told
         self._say_on = say
         self._facts: dict[int, Mapping[str, Any]] = {}  # what a site trains, by name
+        self._facts_of_finished: Mapping[str, Any] = {}  # of who was through
         self._past_steps: dict[str, int] = {}  # of sessions that go on from a checkpoint: the step of that
         self._retold: dict[str, int] = {}  # since which step they have been asked to tell rows again
         self._first_words: dict[str, list[str]] = {}  # for a session, when it can hear
@@ -74,8 +75,9 @@ class _SitesOfRun:
     def is_over(self) -> bool:
         """Whether its sites were through with it."""
         sites = self.roster.sites.values()
-        return any(info.has_ended for info in sites) and not any(
-            info.is_connected and not info.has_ended for info in sites
+        return self.roster.finishers.is_told or (
+            any(info.has_ended for info in sites)
+            and not any(info.is_connected and not info.has_ended for info in sites)
         )
 
     def welcome(self, channel: SignedChannel, hello: Mapping[str, Any], now: float) -> tuple[int, int]:
@@ -85,15 +87,11 @@ class _SitesOfRun:
             ValueError: it is not let in; the text says why.
         """
         session, lane, site = str(hello["session"]), int(hello["lane"]), hello["site"]
-        if (
-            self.is_over
-            and not hello.get("resumed")
-            and not any(info.session == session for info in self.roster.sites.values())
-        ):
-            raise ValueError(
-                "this run is over: its sites have done all their rounds; for another one name it, NETGYM_RUN=..., or "
-                "start the rendezvous anew"
-            )
+        is_known = any(info.session == session for info in self.roster.sites.values())
+        goes_further = bool(hello.get("resumed") and differences(known_facts(hello), self._facts_of_finished))
+        if self.is_over and not is_known and not goes_further:
+            raise ValueError(self.roster.finishers.line)
+        hello = {**hello, "goes_further": goes_further}
         if lane == 0:
             site = self._arrived(site, session, hello, now)
             self._compare(int(site), session, hello)
@@ -107,6 +105,11 @@ class _SitesOfRun:
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return who
+
+    def finished(self, hello: Mapping[str, Any]) -> None:
+        """Who has come does not stay: its folder says that this run is finished."""
+        site = hello.get("site")
+        self.roster.finished(visible(hello["where"], 100) if site is None else f"site {int(site)}")
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -203,6 +206,8 @@ class _SitesOfRun:
         elif what == "done":
             roster.done(site, now)
         elif what == "end":
+            self._facts_of_finished = self._facts.get(site, {})
+            roster.sites[site].pulse = {**roster.sites[site].pulse, **message["pulse"]}
             roster.end(site, int(message["id"]), float(message["seconds"]), now)
         elif what == "trouble":
             self._say(f"site {site}: {visible(message['line'], 400)}")
@@ -377,6 +382,10 @@ class Meeting:
         try:
             hello = channel.receive(_SECONDS_TO_HELLO)
             with self._lock:
+                if hello.get("finished"):
+                    self._run_named(str(hello["run"]), None).finished(hello)
+                    channel.send(heard=True)
+                    return
                 run = self._run_named(str(hello["run"]), hello)
                 try:
                     who = run.welcome(channel, hello, time.monotonic())
@@ -396,7 +405,8 @@ class Meeting:
                 if run is not None and who is not None:
                     run.leave(who, channel, time.monotonic())
 
-    def _run_named(self, name: str, hello: Mapping[str, Any]) -> _SitesOfRun:
+    def _run_named(self, name: str, hello: Mapping[str, Any] | None) -> _SitesOfRun:
+        """The run, a new one where there is none; `hello` is of who comes to it, None of who does not stay."""
         run = self._runs.get(name)
         if run is not None:
             return run
@@ -407,7 +417,8 @@ class Meeting:
                 del self._runs[oldest.name]
         others = [each for each in self._runs.values() if each.connections and not each.is_over]
         run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say, self._wait_seconds)
-        for each in others:
+        for each in others if hello is not None else ():
+            assert hello is not None
             told = differences(known_facts(hello), each.facts)
             line = (
                 f"a site has come with another run ({visible(name, 60)}) than those who are here "

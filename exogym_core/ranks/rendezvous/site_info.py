@@ -31,6 +31,7 @@ class SiteInfo:
         has_begun: whether it has what the others had, and takes part.
         has_done_all: whether it has done its rounds; it may still serve others.
         has_ended: whether it is through with everything.
+        goes_further: whether its file is of another length than that of those who are through.
         newest: the number of the state that it has published.
         fetched: the number of the state that it downloaded last.
         pulse: step, round and place, as it told them.
@@ -45,6 +46,7 @@ class SiteInfo:
     has_begun: bool = False
     has_done_all: bool = False
     has_ended: bool = False
+    goes_further: bool = False
     newest: int = START - 1
     fetched: int = START - 1
     pulse: Mapping[str, Any] = field(default_factory=dict)
