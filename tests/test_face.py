@@ -7,9 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import exogym_core
 import netsim
 from netsim.tools.cli import cli
 
@@ -93,11 +95,25 @@ def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
         (lambda: netsim.collective(PAIR, "all_reduce", ranks=[0, 2]), "all_reduce: ranks: 2 is no host"),
         (lambda: netsim.collective(PAIR, "all_reduce", repeat=0), "collective: repeat is 0"),
         (
-            lambda: netsim.collective(PAIR, "all_reduce", algorithm="rings"),
+            lambda: netsim.collective(PAIR, "all_reduce", num_bytes=1, algorithm="rings"),
             "unknown algorithm for all_reduce",
         ),
         (lambda: netsim.flows(PAIR, [(0, "a", "c", 1)]), "unknown host 'c'"),
-        (lambda: netsim.flows(PAIR, [(0, "a", "b")]), "flows: row 1: (0, 'a', 'b'); give (start"),
+        (
+            lambda: netsim.collective(PAIR, "all_reduce"),
+            "collective: all_reduce needs a size; give num_bytes, ",
+        ),
+        (
+            lambda: netsim.collective(PAIR, "sendrecv", root=1),
+            "collective: sendrecv needs a size; give num_bytes",
+        ),
+        (
+            lambda: netsim.flows(PAIR, [(0, "a", "b")]),
+            "flows: row 1: (0, 'a', 'b'); give (start in seconds, from, to, bytes), or with units as text, such as "
+            "('1 s', from, to, '5 MB')",
+        ),
+        (lambda: netsim.flows(PAIR, [(0, "a", "b", 5.5)]), "flows: row 1: 5.5 bytes; give a whole number"),
+        (lambda: netsim.flows(PAIR, [(0, "a", "b", "5.5")]), "flows: row 1: "),
         (lambda: netsim.flows(PAIR, [{"src": "a"}]), "flows: row 1: no start_s, dst, bytes"),
         (lambda: netsim.flows(PAIR, [(0, "a", "b", "1 Mbit")]), "flows: row 1: "),
         (lambda: netsim.flows(PAIR, [(-1, "a", "b", 1)]), "flows: row 1: -1 is no finite number"),
@@ -108,6 +124,24 @@ def test_mistakes_are_told_in_one_line(call: Any, line: str) -> None:
         call()
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
+
+
+def test_only_a_barrier_needs_no_size_and_none_may_be_given_on_purpose() -> None:
+    """A size that was forgotten used to be a tensor of no bytes, which takes no seconds."""
+    assert netsim.collective(PAIR, "barrier").seconds > 0
+    assert netsim.collective(PAIR, "all_reduce", num_bytes=0).seconds >= 0
+
+
+def test_whole_bytes_are_taken_as_any_kind_of_number() -> None:
+    rows = [(0, "a", "b", number) for number in (10**6, 1e6, np.int64(10**6), np.float32(10**6))]
+    assert len({netsim.flows(PAIR, [row]).finish_seconds[0] for row in rows}) == 1
+
+
+@pytest.mark.parametrize("package", [netsim, exogym_core])
+def test_dir_shows_what_is_public_and_nothing_else(package: Any) -> None:
+    """What the package itself imports was listed as if it were part of its face."""
+    shown = [name for name in dir(package) if not name.startswith("__")]
+    assert shown == sorted(package.__all__)
 
 
 def test_a_window_that_limits_is_told_with_the_remedy_and_the_remedy_helps() -> None:

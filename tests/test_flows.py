@@ -101,6 +101,10 @@ def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(fol
             "flows.csv:2: column bytes: expected a number of bytes, zero or more, got 'many'",
         ),
         (
+            "start_s,src,dst,bytes\n0,h2,h10,5.5\n",
+            "flows.csv:2: column bytes: expected whole bytes, got '5.5'",
+        ),
+        (
             "start_s,src,dst,bytes\n0,h2,h10,nan\n",
             "flows.csv:2: column bytes: expected a number of bytes, zero or more, got 'nan'",
         ),

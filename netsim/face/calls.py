@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ def collective(
     topology: Topology | str | Path | Mapping[str, Any],
     op: str,
     *,
-    num_bytes: int | str = 0,
+    num_bytes: int | str | None = None,
     algorithm: str = "auto",
     ranks: Sequence[str | int] | None = None,
     root: int = 0,
@@ -89,7 +90,7 @@ def collective(
         op: such as `all_reduce`.
         num_bytes: the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
             scatter and reduce_scatter; what each rank has for all others together for all_to_all; the message for
-            sendrecv, from the first rank to the second; nothing for barrier. Also as text, such as "25 MB".
+            sendrecv, from the first rank to the second. Also as text, such as "25 MB". Only barrier needs none.
         algorithm: `auto` for the fastest here (gloo's own under the protocol `gloo`), or a name such as `ring`.
         ranks: hosts in rank order, by name or index; None: all in natural order (two for sendrecv).
         root: position of the root among the ranks.
@@ -111,6 +112,8 @@ def collective(
     hosts = _hosts(net, ranks, op)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
         raise InputError(f"collective: repeat is {repeat!r}; give a whole number from 1 up")
+    if num_bytes is None and op != "barrier":
+        raise InputError(f'collective: {op} needs a size; give num_bytes, such as num_bytes="25 MB"')
     size = 0 if op == "barrier" else parse_bytes(num_bytes)
     made = _plan(net, parsed, op, hosts, size, algorithm, root)
     timing = time_collective(
@@ -141,8 +144,9 @@ def flows(
 
     Args:
         topology: a Topology, the name of a shipped one, the path of a file, or a mapping like it.
-        rows: (start in seconds, from, to, bytes), hosts by name or index, quantities also as text with a unit ("100
-            ms", "25 MB"); or mappings with the keys `start_s`, `src`, `dst`, `bytes`; or a CSV file with these columns.
+        rows: (start in seconds, from, to, whole bytes), hosts by name or index, quantities also as text with a unit
+            ("100 ms", "25 MB"); or mappings with the keys `start_s`, `src`, `dst`, `bytes`; or a CSV file with these
+            columns.
         protocol: how transfers use links; None: the topology's.
 
     Raises InputError (a ValueError) that names the row, DeadlockError where transfers can never arrive.
@@ -238,7 +242,10 @@ def _row(
             raise InputError(f"{where}: no {', '.join(missing)}; give start_s, src, dst and bytes")
         row = [row[key] for key in ("start_s", "src", "dst", "bytes")]  # type: ignore[call-overload]
     if isinstance(row, str) or len(row) != 4:
-        raise InputError(f"{where}: {row!r}; give (start in seconds, from, to, bytes)")
+        raise InputError(
+            f"{where}: {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
+            "('1 s', from, to, '5 MB')"
+        )
     start, src, dst, num_bytes = row
     try:
         start = parse_seconds(start) if isinstance(start, str) else start
@@ -246,6 +253,8 @@ def _row(
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     for value in (start, num_bytes):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise InputError(f"{where}: {value!r} is no finite number from 0 up")
+    if num_bytes != int(num_bytes):
+        raise InputError(f"{where}: {num_bytes!r} bytes; give a whole number, or text such as '5 MB'")
     return float(start), _host(topology, src, where), _host(topology, dst, where), float(num_bytes)

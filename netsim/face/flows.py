@@ -132,6 +132,8 @@ class _RowReader:
             raise InputError(
                 f"{self._path}:{line}: column {column}: expected a number of {unit}, zero or more, got {text!r}"
             )
+        if unit == "bytes" and not number.is_integer():
+            raise InputError(f"{self._path}:{line}: column {column}: expected whole bytes, got {text!r}")
         return number
 
     def _host(self, line: int, column: str, text: str) -> int:
