@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exogym_core.app.cli import main
+from exogym_core.planning import plan as plan_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,3 +169,28 @@ def test_dollars_of_traffic_alone_are_told_so(capsys: pytest.CaptureFixture[str]
     assert "--price" in table
     assert main([*words.split(), "--price", "2"]) == 0
     assert "egress only" not in capsys.readouterr().out
+
+
+def test_an_interrupted_plan_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that were made are printed; lines through points that are missing are not."""
+    made: list[str] = []
+    whole = plan_module.plan
+
+    def cut(*given: Any) -> Any:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(given[-1])
+        return whole(*given)
+
+    monkeypatch.setattr(plan_module, "plan", cut)
+    words = (
+        "plan --model llama-2m --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4"
+    )
+    words += " --sequence 64 --sweep wan.bandwidth=1Gbit/s,10Gbit/s,100Gbit/s --json"
+    assert main(words.split()) == 130
+    printed = capsys.readouterr()
+    assert [row["name"] for row in json.loads(printed.out)["plans"]] == ["DiLoCo", "AllReduce", "DiLoCo"]
+    assert json.loads(printed.out)["break_even"] == []
+    assert "3 of 6 plans" in printed.err

@@ -28,3 +28,15 @@ def test_nobody_is_told_of_what_is_quick_or_where_nobody_looks(is_terminal: bool
     with SignOfLife("transfers", 3, seconds, Console(file=screen, force_terminal=is_terminal)) as sign:
         sign.advance()
     assert "transfers" not in screen.getvalue()
+
+
+def test_where_there_is_no_terminal_a_line_tells_how_far_it_is() -> None:
+    """Which of how many, in plain text, for those who ask for it."""
+    screen = io.StringIO()
+    with SignOfLife("planning", 3, 1e-3, Console(file=screen), every_seconds=1e3) as sign:
+        sign.now("planning DiLoCo [H=5]")
+        sign.advance()
+        while not screen.getvalue().endswith("\n"):
+            pass
+    assert screen.getvalue().startswith("planning")
+    assert " of 3 done" in screen.getvalue()

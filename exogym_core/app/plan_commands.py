@@ -16,11 +16,13 @@ from netsim.files.units import parse_seconds
 from netsim.tools.sign_of_life import SignOfLife
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.app.planned import Request
 
 __all__ = ["advise", "plan", "reproduce"]
+
+_SECONDS_A_LINE = 10.0  # of progress, where standard error is no terminal
 
 
 def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -119,19 +121,44 @@ def plan(
     from exogym_core.app.planned import request_of
     from exogym_core.planning.known import Known
     from exogym_core.planning.plan import plan as planned
-    from exogym_core.planning.sweep import break_even, grid, is_axis, sooner_throughout, step_ratio_lines
+    from exogym_core.planning.sweep import grid
 
     rows: list[dict[str, Any]] = []
-    points, known = grid(sweeps), Known()
-    with SignOfLife("planning", len(points) if sweeps else None) as sign:
-        for point in points:
-            request = request_of(experiment, point, known=known, **words)
-            rows += [{**row, "point": point} if sweeps else row for row in _plans(request, planned, lost)]
-            sign.advance()
+    known = Known()
+    asked = [(point, request_of(experiment, point, known=known, **words)) for point in grid(sweeps)]
+    total = sum(len(request.experiment.strategies) * (1 + len(lost)) for _, request in asked)
+    is_cut = False
+    with SignOfLife("planning", total, every_seconds=_SECONDS_A_LINE) as sign:
+        try:
+            for point, request in asked:
+                for row in _plans(request, planned, lost, sign, _said(point)):
+                    rows.append({**row, "point": point} if sweeps else row)
+                    sign.advance()
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            is_cut = True
+    _tell_plans(rows, sweeps, as_json, out, is_cut=is_cut)
+    if is_cut:
+        click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
+        raise KeyboardInterrupt
+
+
+def _said(point: Mapping[str, str]) -> str:
+    told = ", ".join(f"{key}={value}" for key, value in point.items())
+    return f" at {told}" if told else ""
+
+
+def _tell_plans(
+    rows: list[dict[str, Any]], sweeps: Sequence[str], as_json: bool, out: Path | None, *, is_cut: bool
+) -> None:
+    """What was found; `is_cut`: points of a sweep are missing, so lines through them are not told."""
+    from exogym_core.planning.sweep import break_even, is_axis, sooner_throughout, step_ratio_lines
+
     if not sweeps:
         return _tell(rows, rows, as_json, out)
     keys = [text.partition("=")[0].strip() for text in sweeps]
-    axes = [key for key in keys if is_axis(rows, key)]
+    axes = [key for key in keys if is_axis(rows, key) and not is_cut]
     told = {
         "plans": rows,
         "break_even": [line for key in axes for line in break_even(rows, key)],
@@ -141,16 +168,19 @@ def plan(
     return _tell(rows, told, as_json, out)
 
 
-def _plans(request: Request, planned: Callable[..., Any], lost: Sequence[str]) -> list[dict[str, Any]]:
-    """Each strategy where it is to run, then without each site that may be lost."""
+def _plans(
+    request: Request, planned: Callable[..., Any], lost: Sequence[str], sign: SignOfLife, where: str
+) -> Iterator[dict[str, Any]]:
+    """Each strategy where it is to run, then without each site that may be lost; `sign` hears which is next."""
     setting = request.setting()
-    rows = []
     for label, strategy in request.strategies():
-        rows.append({"name": label, **planned(strategy, setting, label).to_mapping(), "without": None})
+        sign.now(f"planning {label}{where}")
+        yield {"name": label, **planned(strategy, setting, label).to_mapping(), "without": None}
         for site in lost:
+            name = f"{label} without {site}"
+            sign.now(f"planning {name}{where}")
             left = planned(strategy, setting.without([site]), label).to_mapping()
-            rows.append({"name": f"{label} without {site}", **left, "without": site})
-    return rows
+            yield {"name": name, **left, "without": site}
 
 
 def _check_folder(out: Path) -> None:
@@ -252,7 +282,9 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
 
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
     ratios = step_ratios(runs) if runs is not None else None
-    with SignOfLife("planning strategies and settings, then searching from the best"):
+    with SignOfLife(
+        "planning strategies and settings, then searching from the best", every_seconds=_SECONDS_A_LINE
+    ):
         told = advised(setting, ratios)
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
