@@ -286,26 +286,53 @@ def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
         second.close()
 
 
-def test_a_site_with_another_file_and_those_who_are_there_hear_in_what_they_differ() -> None:
-    """Who has come with another model or seed would else wait for sites of its own without a word at its terminal."""
-    lines: list[str] = []
-    told: dict[int, queue.SimpleQueue[str]] = {0: queue.SimpleQueue(), 1: queue.SimpleQueue()}
-    with meeting(num_sites=2, say=lines.append) as at:
-        links = []
-        for number, seed in ((0, "42"), (1, "7")):
-            facts = {"settings: seed": seed, "model: weight": "float32[4, 64]"}
-            links.append(SiteLink(at.address, SECRET, number, run=f"DiLoCo {seed}", facts=facts))
-            links[-1].on_told = told[number].put
-            links[-1].watch(lambda rank, row: None)
-            links[-1].ask("clock", elapsed=None)
-        heard = [_first(told[number], "another run") for number in (0, 1)]
-        for link in links:
-            link.close()
-    (line,) = {*heard, *(line for line in lines if "another run" in line)}
-    assert line == (
-        "a site has come with another run (DiLoCo 7) than those who are here (DiLoCo 42), and waits for sites of its "
-        "own; if it belongs to them, give it their file: settings: seed is 7, theirs 42"
-    )
+def test_a_site_with_another_experiment_is_refused_and_those_who_are_there_hear_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would else wait for sites of its own, and the others for it, until their times are over."""
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def link(at: Meeting, number: int, host: str, steps: int, **more: Any) -> SiteLink:
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        facts = {"settings: seed": "42", "strategy's options: H": str(steps)}
+        return SiteLink(at.address, SECRET, number, run=f"DiLoCo {steps} {more}", facts=facts, **more)
+
+    with meeting(num_sites=2) as at:
+        first = link(at, 0, "near", 50)
+        first.on_told = told.put
+        first.watch(lambda rank, row: None)
+        first.ask("clock", elapsed=None)
+        refused = (
+            r"^rendezvous 127\.0\.0\.1:\d+: this site's H is 40, the run's \(site 0\) 50: give both the same file, or "
+            r"this one NETGYM_RUN=\.\.\. for a run of its own$"
+        )
+        with pytest.raises(InputError, match=refused):
+            link(at, 1, "far", 40)
+        assert ": its H is 40, here 50" in _first(told, "site 1 was refused (far, process")
+        link(at, 1, "far", 40, own_name="another").close()  # on purpose
+        right = link(at, 1, "far", 50)
+        right.ask("clock", elapsed=None)
+        link(at, 1, "far", 30).close()  # its process goes on to its next strategy
+        right.close()
+        first.close()
+
+
+def test_sites_that_were_here_before_are_not_refused_by_a_rendezvous_that_was_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One may be in its next strategy already when the others are not."""
+    first = Meeting(2, ("127.0.0.1", 0), SECRET).__enter__()
+    monkeypatch.setattr("socket.gethostname", lambda: "near")
+    near = SiteLink(first.address, SECRET, 0, run="first")
+    monkeypatch.setattr("socket.gethostname", lambda: "far")
+    far = SiteLink(first.address, SECRET, 1, run="first")
+    near.run = "second"
+    first.__exit__()
+    with Meeting(2, first.address, SECRET):
+        for link in (near, far):
+            link.ask("clock", elapsed=None)
+        near.close()
+        far.close()
 
 
 def test_a_site_whose_file_is_longer_is_told_with_those_who_are_there() -> None:

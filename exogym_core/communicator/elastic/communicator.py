@@ -145,6 +145,7 @@ class SiteCommunicator(ElasticCommunicator):
         def link(site: int | None, lane: int = 0) -> SiteLink:
             about: Any = {
                 "run": name,
+                "own_name": place.run,
                 "facts": facts,
                 "resumed": resumed,
                 "past_step": past_step,

@@ -50,6 +50,7 @@ class SiteLink:
         site: this process's; None: the rendezvous says which.
         lane: its place among the processes of its site.
         run: which run this is, where one rendezvous sees several.
+        own_name: what of `run` the user has said (NETGYM_RUN): other runs of that name are taken for mistakes.
         facts: what is trained, by name: tells people in what two runs differ.
         resumed: this process has a state to go on from, though all others may be through with the run.
         past_step: of the checkpoint from which it goes on.
@@ -77,6 +78,7 @@ class SiteLink:
         *,
         lane: int = 0,
         run: str = "",
+        own_name: str = "",
         facts: Mapping[str, str] | None = None,
         resumed: bool = False,
         past_step: int = 0,
@@ -93,6 +95,7 @@ class SiteLink:
         self.where = f"{socket.gethostname()}, process {os.getpid()}"
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
         self._remembered: dict[str, Any] = {
+            "own_name": own_name,
             "resumed": resumed,
             "past_step": past_step,
             "facts": dict(facts or {}),
@@ -236,9 +239,10 @@ class SiteLink:
                 self._ended.wait(_SECONDS_BETWEEN_TRIES)
         if "refused" in welcome:
             channel.close()
-            raise InputError(f"{where}: {visible(welcome['refused'], 300)}")
+            raise InputError(f"{where}: {visible(welcome['refused'], 500)}")
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
         self._num_rows_known = int(welcome["num_rows"])
+        self.remember(was_here=True)
         return channel
 
     def _welcomed(self, where: str) -> tuple[SignedChannel, Mapping[str, Any]]:

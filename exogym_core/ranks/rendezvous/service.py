@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.meeting_place import SERVICE
 from exogym_core.names import visible
-from exogym_core.ranks.rendezvous.facts import differences, known_facts
+from exogym_core.ranks.rendezvous.facts import differences, known_facts, short_names
 from exogym_core.ranks.rendezvous.notes import Notes
 from exogym_core.ranks.rendezvous.roster import WAIT_SECONDS, Roster
 from exogym_core.ranks.rendezvous.row_log import RowLog
@@ -57,7 +57,7 @@ class _SitesOfRun:
         say: Callable[[str], None],
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self.name, self.num_sites = name, num_sites
+        self.name, self.num_sites, self.own_name = name, num_sites, ""
         self.connections: dict[tuple[int, int], SignedChannel] = {}  # of a site's lanes
         self._heard: dict[tuple[int, int], float] = {}  # when a connection last said something
         self._sessions: dict[tuple[int, int], str] = {}
@@ -100,6 +100,7 @@ class _SitesOfRun:
         if earlier is not None:
             earlier.close()
         self.connections[who], self._sessions[who], self._heard[who] = channel, session, now
+        self.own_name = str(hello.get("own_name", ""))
         if hello.get("past_step"):
             self._past_steps[session] = int(hello["past_step"])
         about = {"name": self.roster.name, "num_rows": self._rows.num_of(session)}
@@ -114,7 +115,38 @@ class _SitesOfRun:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What is trained, as a site that is there has told it."""
-        return next((self._facts[site] for site, lane in self.connections if lane == 0), {})
+        return next((self._facts[site] for site, lane in sorted(self.connections) if lane == 0), {})
+
+    def has_had(self, hello: Mapping[str, Any]) -> bool:
+        """Whether who comes has been here: its process, or an earlier one of that site which was through."""
+        sites, site = self.roster.sites.values(), hello["site"]
+        return any(
+            info.where == hello.get("where") or (info.has_ended and site in (None, info.site))
+            for info in sites
+        )
+
+    def refuse_stray(self, name: str, hello: Mapping[str, Any]) -> None:
+        """Refuse who has come for this run with another file, and tell those who are here.
+
+        Raises:
+            ValueError: so it is; it has not said that it is for a run of its own (NETGYM_RUN), nor been here before.
+        """
+        here = min((site for site, lane in self.connections if lane == 0), default=None)
+        if here is None or hello.get("was_here") or self.has_had(hello):
+            return
+        if str(hello.get("own_name", "")) != self.own_name:
+            return
+        mine, theirs = short_names(known_facts(hello)), short_names(self.facts)
+        if not differences(mine, theirs):
+            mine, theirs = {"run": name}, {"run": self.name}
+        who = "a site" if hello["site"] is None else f"site {int(hello['site'])}"
+        self._say(
+            f"{who} was refused ({visible(hello.get('where', ''), 80)}): its {differences(mine, theirs, 'here')}"
+        )
+        told = differences(mine, theirs, f"the run's (site {here})")
+        raise ValueError(
+            f"this site's {told}: give both the same file, or this one NETGYM_RUN=... for a run of its own"
+        )
 
     def tell_first(self, session: str, line: str) -> None:
         """Tell a process that has just come, when it can hear."""
@@ -386,12 +418,12 @@ class Meeting:
                     self._run_named(str(hello["run"]), None).finished(hello)
                     channel.send(heard=True)
                     return
-                run = self._run_named(str(hello["run"]), hello)
                 try:
+                    run = self._run_named(str(hello["run"]), hello)
                     who = run.welcome(channel, hello, time.monotonic())
                 except ValueError as error:
                     channel.send(refused=str(error))
-            while who is not None:
+            while run is not None and who is not None:
                 message = channel.receive()
                 with self._lock:
                     run.take(who, message, time.monotonic())
@@ -406,19 +438,27 @@ class Meeting:
                     run.leave(who, channel, time.monotonic())
 
     def _run_named(self, name: str, hello: Mapping[str, Any] | None) -> _SitesOfRun:
-        """The run, a new one where there is none; `hello` is of who comes to it, None of who does not stay."""
+        """The run, a new one where there is none; `hello` is of who comes to it, None of who does not stay.
+
+        Raises:
+            ValueError: who comes belongs to another run, and has another file; the text says in what it differs.
+        """
         run = self._runs.get(name)
         if run is not None:
             return run
+        others = [each for each in self._runs.values() if each.connections and not each.is_over]
+        if hello is not None:
+            for each in others:
+                each.refuse_stray(name, hello)
         if len(self._runs) >= _MOST_RUNS:
             oldest = next((each for each in self._runs.values() if not each.connections), None)
             if oldest is not None:
                 oldest.close()
                 del self._runs[oldest.name]
-        others = [each for each in self._runs.values() if each.connections and not each.is_over]
         run = self._runs[name] = _SitesOfRun(name, self._num_sites, self._say, self._wait_seconds)
-        for each in others if hello is not None else ():
-            assert hello is not None
+        for each in others:
+            if hello is None or each.has_had(hello):  # it goes on to its next strategy
+                continue
             told = differences(known_facts(hello), each.facts)
             line = (
                 f"a site has come with another run ({visible(name, 60)}) than those who are here "
