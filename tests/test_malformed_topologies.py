@@ -219,7 +219,7 @@ MISTAKES = {
     ),
     "host in wan": (
         GOOD + REGION + "wan:\n  - {between: [us, a], bandwidth: 1 Gbit/s}\n",
-        "12: wan[0].between: unknown region 'a': Accepted: us",
+        "12: wan[0].between: a is a host: put this link under links:",
     ),
     "regions apart": (
         REGION + "  eu: {hosts: 2, nic: 1 Gbit/s}\n",

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from netsim.files.errors import InputError, NetsimError
-from netsim.tools.writing import write_new
+from netsim.tools.writing import check_new, write_new
 from netsim.topology.foreign.astrasim import write_astrasim
 from netsim.topology.foreign.netem import address_file, shaping_script
 from netsim.topology.foreign.simgrid import write_simgrid
@@ -41,8 +41,19 @@ def command(topology: str, form: str, out: Path | None) -> None:
             return
         if out is None:
             raise InputError("export: tc is a script for each host: say where with --out FOLDER")
+        _make_folder(out)
         write_new(out / "addresses.sh", address_file(net))
         for host in net.hosts:
             write_new(out / f"{host.name}.sh", shaping_script(net, host.index))
     except NetsimError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _make_folder(path: Path) -> None:
+    if path.is_dir():
+        return
+    check_new(path)
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None

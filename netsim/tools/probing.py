@@ -21,7 +21,7 @@ from netsim.topology.foreign.draft import safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-from netsim.tools.writing import write_new
+from netsim.tools.writing import check_new, write_new
 
 __all__ = ["command"]
 
@@ -91,8 +91,8 @@ def command(
     own = _own(places, me)
     where = _place(listen, "--listen") if listen is not None else places[own]
     asked = Asked(seconds, streams, parse_bytes(most), wait, gloo)
-    if out is not None and out.exists():
-        raise InputError(f"--out {out}: is there already: choose another name")
+    if out is not None:
+        check_new(out)
     text = _probe(own, where, places, asked, name)
     if out is None:
         click.echo(text, nl=False)

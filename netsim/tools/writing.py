@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from netsim.files.errors import InputError
@@ -9,17 +10,25 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["write_new"]
+__all__ = ["check_new", "write_new"]
+
+
+def check_new(path: Path) -> None:
+    """That `--out` names something new in a folder that is there; raises InputError."""
+    if os.path.lexists(path):
+        raise InputError(f"--out {path}: is there already: choose another name")
+    if not os.path.isdir(path.parent):
+        raise InputError(f"--out {path}: cannot be written: there is no folder {path.parent}")
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write what `--out` asks for, with the folders above it.
+    """Write what `--out` asks for, into a folder that is there.
 
     Raises:
-        InputError: it is there already, or cannot be written.
+        InputError: it is there already, its folder is not, or it cannot be written.
     """
+    check_new(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -164,7 +164,7 @@ class _Builder:
             ("wan", self.file.wan, self.file.regions.keys(), "region"),
         ):
             for position, entry in enumerate(entries):
-                pipe = self._pipe(entry, (key, position), known, what, seen)
+                pipe = self._pipe(entry, (key, position), known, what, seen, nodes)
                 if pipe is not None:
                     pipes.append(pipe)
         return pipes
@@ -176,9 +176,16 @@ class _Builder:
         known: Collection[str],
         what: str,
         seen: dict[tuple[str, str], KeyPath],
+        nodes: _Nodes,
     ) -> _ReadPipe | None:
         one, other = entry.between
         ends_path = (*path, "between")
+        aside = [end for end in (one, other) if what == "region" and end not in known and end in nodes.paths]
+        for end in aside:
+            kind = "host" if end in nodes.hosts else "router"
+            self._problem(ends_path, f"{end} is a {kind}: put this link under links:")
+        if aside:
+            return None
         if not self._are_known(what, {ends_path: (one, other)}, known):
             return None
         if one == other:

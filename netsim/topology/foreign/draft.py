@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
@@ -12,7 +12,7 @@ from netsim.files.errors import InputError
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["Assumed", "Draft", "DraftLink", "milliseconds", "rate", "read_text", "safe_name"]
 
@@ -30,12 +30,16 @@ class Assumed:
         latency_seconds: of links without a latency, one way; None: refuse them.
         nic_bits_per_second: of each host's own link, where ways between sites were measured.
         hosts: how many each site has.
+        nics: place -> (up, down) of its hosts' own links, where it is not `nic_bits_per_second`.
+        hosts_of: place -> how many it has, where it is not `hosts`.
     """
 
     bits_per_second: float | None = None
     latency_seconds: float | None = None
     nic_bits_per_second: float = 10e9
     hosts: int = 1
+    nics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    hosts_of: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,6 +82,7 @@ class Draft:
         protocol: how transfers use links; None: left open.
         are_ends_measured: whether links are ways that were measured end to end, so that none leads through a third
             place, even where that has less latency.
+        remarks: what the reader should know or do about what was read.
         through: (host, host) -> what lies between on its way, where a file tells routes.
     """
 
@@ -90,6 +95,7 @@ class Draft:
     protocol: str | None = None
     are_ends_measured: bool = False
     through: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
     def to_yaml(self) -> str:
         """The file, which is read once to be sure that it is one.
@@ -107,6 +113,8 @@ class Draft:
 
     def _text(self, routes: Iterable[str]) -> str:
         text = "\n".join(self._lines(routes)) + "\n"
+        if len(text.encode()) > MAX_FILE_BYTES:  # perhaps not without a comment on each link
+            text = "\n".join(self._lines(routes, is_short=True)) + "\n"
         if len(text.encode()) > MAX_FILE_BYTES:
             raise InputError(
                 f"{self.name}: {len(self.links):,} links make a topology file of more than 1 MB, which is not read: "
@@ -140,11 +148,12 @@ class Draft:
                 routes.append(f"  - {{from: {_quoted(one)}, to: {_quoted(other)}, through: {through}}}")
         return routes
 
-    def _lines(self, routes: Iterable[str]) -> Iterable[str]:
+    def _lines(self, routes: Iterable[str], is_short: bool = False) -> Iterable[str]:
         yield f"name: {json.dumps(self.name)}"
         yield f"source: {json.dumps(_on_one_line(' '.join(self.sources))[:2000])}"
         if self.protocol is not None:
             yield f"protocol: {self.protocol}"
+        yield from (f"# Note: {_on_one_line(remark)}" for remark in self.remarks)
         if self.hosts:
             yield "hosts:"
             yield from (f"  {_quoted(name)}: {{}}" for name in self.hosts)
@@ -155,7 +164,7 @@ class Draft:
             yield from (f"  {_quoted(name)}: {entry}" for name, entry in self.regions.items())
         if self.links:
             yield "wan:" if self.regions else "links:"
-            yield from (link.line() for link in self.links)
+            yield from ((replace(link, comment="") if is_short else link).line() for link in self.links)
         routes = list(routes)
         if routes:
             if self.are_ends_measured:

@@ -13,14 +13,28 @@ from netsim.files.problems import printable
 if TYPE_CHECKING:
     from netsim.topology.foreign.pairs import Pairs
 
-__all__ = ["ends_by_name", "is_iperf3", "is_ping", "parsed_json", "read_iperf3", "read_ping"]
+__all__ = [
+    "FailedMeasurementError",
+    "ends_by_name",
+    "is_iperf3",
+    "is_ping",
+    "parsed_json",
+    "read_iperf3",
+    "read_ping",
+]
 
 _STATISTICS = re.compile(
     r"(?:rtt|round-trip) min/avg/max(?:/mdev|/stddev)? = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)[/ ]"
 )
 _WINDOWS = re.compile(r"Minimum = (\d+)ms, Maximum = \d+ms, Average = (\d+)ms")
 _LOST = re.compile(r"(\d+(?:\.\d*)?)% (?:packet )?loss")
+_SENT = re.compile(r"(\d+) packets transmitted|Sent = (\d+)")
+_ENOUGH_PINGS = 100  # fewer tell nothing of a line's loss: one lost of ten may be one of ten thousand
 _PINGED = re.compile(r"^P(?:ING|inging) ([^\s:]+)", re.MULTILINE)
+
+
+class FailedMeasurementError(InputError):
+    """A file that says itself that nothing was measured: others can do without it."""
 
 
 def ends_by_name(path: str | Path) -> tuple[str, str] | None:
@@ -44,7 +58,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     A run both ways (`--bidir`) tells of both. Raises InputError for a run that failed, was UDP, or lacks these.
     """
     if data.get("error"):
-        raise InputError(f"{path}: iperf3 failed: {printable(data['error'])}")
+        raise FailedMeasurementError(f"{path}: iperf3 failed: {printable(data['error'])}")
     try:
         start, end = data["start"], data["end"]
         test, connected = start["test_start"], start["connected"]
@@ -113,27 +127,42 @@ def _trips(text: str) -> tuple[float, float] | None:
 
 
 def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
-    """The least round trip, and the share that was lost. From `here`, unless the file is called FROM--TO.txt.
+    """The least round trip, and of 100 pings or more the share that was lost.
+
+    From `here`, unless the file is called FROM--TO.txt.
 
     Raises InputError where nothing came back, or it is not known from where.
     """
     trips = _trips(text)
     if trips is None:
-        raise InputError(f"{path}: nothing came back of this ping: measure again, or leave the file out")
+        raise FailedMeasurementError(f"{path}: nothing came back of this ping")
     pinged = _PINGED.search(text)
     named = ends_by_name(path)
     if named is None and pinged is None:
         raise InputError(f"{path}: it does not say what was pinged: call the file FROM--TO.txt")
     one, other = named if named is not None else ("here", pinged.group(1))  # type: ignore[union-attr]
-    lost = _LOST.search(text)
+    loss, told = _loss(text)
     pairs.add(
         one,
         other,
         rtt_seconds=trips[0] * 1e-3,
-        loss=float(lost.group(1)) / 100 if lost is not None and float(lost.group(1)) < 100 else None,
-        note=f"ping, {trips[1]:g} ms in the mean",
+        loss=loss,
+        note=f"ping, {trips[1]:g} ms in the mean{told}",
     )
     pairs.sources.append(f"{Path(path).name}: ping.")
+
+
+def _loss(text: str) -> tuple[float | None, str]:
+    """The share lost, of enough pings, and what is to be said of it."""
+    lost, sent = _LOST.search(text), _SENT.search(text)
+    share = float(lost.group(1)) / 100 if lost is not None else 1.0
+    num = int(sent.group(1) or sent.group(2)) if sent is not None else 0
+    if not 0 < share < 1:
+        return (None if share else 0.0), ""
+    told = f", {round(share * num):,} of {num:,} pings lost" if num else ", some pings lost"
+    if num < _ENOUGH_PINGS:
+        return None, f"{told}: too few for a loss, which takes {_ENOUGH_PINGS}"
+    return share, told
 
 
 def parsed_json(path: str | Path, text: str) -> list[Any]:

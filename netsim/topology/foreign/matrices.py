@@ -107,7 +107,8 @@ def _read_square(path: str | Path, square: re.Match[str], rows: list[list[str]],
             if source == target or text in ("", "-", "0", "nan"):
                 continue
             value = _value(f"{path}:{number}: column {target}", read, f"{text} {unit}")
-            pairs.add(source, target, **{kind: value})  # type: ignore[arg-type]
+            note = f"{what} {text} {unit} ({Path(path).name}:{number})"
+            pairs.add(source, target, **{kind: value}, note=note)
 
 
 def _read_rows(
@@ -133,12 +134,15 @@ def _read_rows(
         if not source or not target:
             raise InputError(f"{path}:{number}: no {source_key if not source else target_key}")
         found: dict[str, float] = {}
+        figures: list[str] = []
         for name in known:
             kind, read = _COLUMNS[name]
             if kind not in found and row.get(name, "") not in ("", "nan"):
                 found[kind] = _value(f"{path}:{number}: column {name}", read, row[name])
+                figures.append(f"{name} {row[name]}")
         if source != target and found:  # skyplane's tables have rows of what could not be measured
-            pairs.add(source, target, **found)  # type: ignore[arg-type]
+            note = f"{', '.join(figures)} ({Path(path).name}:{number})"
+            pairs.add(source, target, **found, note=note)
 
 
 def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
@@ -185,7 +189,8 @@ def _add(path: str | Path, pairs: Pairs, source: str, target: str, column: str, 
         return
     kind, read = _COLUMNS[column]
     number = _value(f"{path}: {printable(source)} to {printable(target)}", read, str(value))
-    pairs.add(source, target, **{kind: number})  # type: ignore[arg-type]
+    note = f"{column} {value} ({Path(path).name})"
+    pairs.add(source, target, **{kind: number}, note=note)
 
 
 def _value(where: str, read: Callable[[str], float], text: str) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from netsim.files.errors import InputError, unknown_name
+from netsim.files.errors import InputError, unknown_name, unknown_names
 from netsim.topology.foreign.draft import Assumed, Draft, DraftLink, milliseconds, rate, safe_name
+from netsim.topology.foreign.own_lines import remarks_on_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,11 +91,21 @@ class Pairs:
             draft.links.append(self._link(one, other, assumed, taken))
         fastest = max(max(link.up_bits_per_second, link.down_bits_per_second) for link in draft.links)
         nic = max(assumed.nic_bits_per_second, fastest)
-        entry = f"{{hosts: {assumed.hosts}, nic: {rate(nic)}, latency: 50 us}}"
-        draft.regions = {safe_name(place, taken): entry for pair in sorted(pairs) for place in pair}
+        lines: dict[str, tuple[int, float, float]] = {}
+        for place in dict.fromkeys(place for pair in sorted(pairs) for place in pair):
+            up, down = assumed.nics.get(place, (nic, nic))
+            lines[place] = assumed.hosts_of.get(place, assumed.hosts), up, down
+            draft.regions[safe_name(place, taken)] = _region(*lines[place])
+        given = {*assumed.nics, *assumed.hosts_of} - lines.keys()
+        if given:
+            raise unknown_names("place of --nic and --hosts", sorted(given), lines)
+        rates = {ends: way.bits_per_second for ends, way in self.ways.items() if way.bits_per_second}
+        wire = {ends: goodput / GOODPUT_SHARE for ends, goodput in rates.items()}
+        draft.remarks += remarks_on_lines(wire, lines, GOODPUT_SHARE)
         draft.sources.append(
-            f"Assumed: {assumed.hosts} host(s) a place, network cards of {rate(nic)}, 50 us to the place's router."
-            " Rates are what was measured times 1514/1448: bytes on the wire, as linux-tcp counts them."
+            f"Assumed: {assumed.hosts} host(s) a place, network cards of {rate(nic)}"
+            f"{' where regions say no other' if assumed.nics or assumed.hosts_of else ''}, 50 us to the place's"
+            " router. Rates are what was measured times 1514/1448: bytes on the wire, as linux-tcp counts them."
         )
         return draft
 
@@ -134,3 +145,8 @@ class Pairs:
             max(losses, default=0.0),
             "; ".join(notes),
         )
+
+
+def _region(hosts: int, up: float, down: float) -> str:
+    line = f"nic: {rate(up)}" if up == down else f"up: {rate(up)}, down: {rate(down)}"
+    return f"{{hosts: {hosts}, {line}, latency: 50 us}}"

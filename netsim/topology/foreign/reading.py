@@ -10,7 +10,14 @@ from netsim.files.errors import InputError
 from netsim.topology.foreign.astrasim import is_astrasim, read_astrasim
 from netsim.topology.foreign.draft import Assumed, Draft, read_text
 from netsim.topology.foreign.graphs import read_graph
-from netsim.topology.foreign.iperf3 import is_iperf3, is_ping, parsed_json, read_iperf3, read_ping
+from netsim.topology.foreign.iperf3 import (
+    FailedMeasurementError,
+    is_iperf3,
+    is_ping,
+    parsed_json,
+    read_iperf3,
+    read_ping,
+)
 from netsim.topology.foreign.matrices import read_csv, read_json
 from netsim.topology.foreign.pairs import Pairs
 from netsim.topology.foreign.simgrid import read_simgrid
@@ -52,6 +59,7 @@ def read_foreign(
     texts.sort(
         key=lambda each: not each[1][:400].lower().split("\n", 1)[0].strip().startswith(('"id"', "id,"))
     )
+    failed: list[str] = []
     for path, text in texts:
         draft = _described(path, text, assumed)
         if draft is not None:
@@ -59,9 +67,17 @@ def read_foreign(
                 raise InputError(f"{path}: describes a whole network: import it alone")
             if only:
                 raise InputError(f"{path}: describes a whole network, of which --only cannot take a part")
+            if assumed.nics or assumed.hosts_of:
+                raise InputError(f"{path}: describes a whole network: it takes no place's --nic or --hosts")
             draft.name = name or draft.name
             return draft
-        _measured(path, text, pairs, servers)
+        try:
+            _measured(path, text, pairs, servers)
+        except FailedMeasurementError as error:
+            failed.append(str(error))
+    if failed:
+        those = "this file" if len(failed) == 1 else "these files"
+        raise InputError(f"{'; '.join(failed)}: measure again, or leave {those} out")
     if only:
         pairs.keep(only)
     return pairs.draft(name or (texts[0][0].stem if len(texts) == 1 else "measured"), assumed)

@@ -1,0 +1,162 @@
+"""`netsim import` as somebody meets it who has measured a few places and knows little of their lines."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from netsim import Topology
+from netsim.tools.cli import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RTT = "rtt ms,home,ore,fra,vir\nhome,-,150,30,95\nore,,-,140,60\nfra,,,-,90\nvir,,,,-\n"
+RATES = (
+    "throughput Mbit/s,home,ore,fra,vir\n"
+    "home,-,38.2,38,37.5\nore,250,-,800,2000\nfra,300,800,-,1200\nvir,290,2000,1200,-\n"
+)
+WIRE = 1514 / 1448
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> list[str]:
+    (tmp_path / "rtt.csv").write_text(RTT)
+    (tmp_path / "tp.csv").write_text(RATES)
+    return [str(tmp_path / "rtt.csv"), str(tmp_path / "tp.csv")]
+
+
+def imported(arguments: list[str], out: Path) -> tuple[Topology, str, str]:
+    """The topology, its file and what was said of it."""
+    result = CliRunner().invoke(cli, ["import", *arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return Topology.load(out), out.read_text(), result.stderr
+
+
+def line(topology: Topology, host: str, end: str) -> float:
+    """Bit/s of a host's own link, from it or to it."""
+    own = next(link for link in topology.links if getattr(link, end) == host)
+    return own.bits_per_second
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["import", *arguments])
+    assert result.exit_code == 1, result.output
+    assert len(result.output.splitlines()) == 1
+    return result.output
+
+
+def test_a_place_whose_rates_are_alike_is_told_and_can_be_given_its_line(
+    tables: list[str], tmp_path: Path
+) -> None:
+    """Three links of 39 Mbit/s behind a card of 10 Gbit/s let a home send 119 at once, and nothing was said."""
+    _, text, told = imported(tables, tmp_path / "a.yaml")
+    wanted = "home's rates to all others are alike (37.5 to 38.2 Mbit/s): probably its own line"
+    assert wanted in told
+    assert "--nic home=39.9Mbit/s:10Gbit/s" in told
+    assert f"# Note: {wanted}" in text
+    assert told.count("note: ") == 1
+    given = ["--nic", "20 Gbit/s", "--nic", "home=39.9Mbit/s:10Gbit/s"]
+    net, _, told = imported([*tables, *given], tmp_path / "b.yaml")
+    assert told == ""
+    assert line(net, "home.0", "source") == 39.9e6
+    assert line(net, "home.0", "target") == 10e9
+    assert line(net, "ore.0", "source") == 20e9
+
+
+def test_rates_that_others_lines_explain_are_not_laid_to_a_place(tmp_path: Path) -> None:
+    """A server that three homes send 40 Mbit/s each may well take more: it is theirs."""
+    rows = ["from,to,rtt,throughput"]
+    for one, up in (("h1", 40), ("h2", 30), ("h3", 40)):
+        rows += [f"{one},{other},20 ms,{up} Mbit/s" for other in ("h1", "h2", "h3", "dc") if other != one]
+        rows.append(f"dc,{one},20 ms,{up * 7} Mbit/s")
+    (tmp_path / "ways.csv").write_text("\n".join(rows))
+    _, _, told = imported([str(tmp_path / "ways.csv")], tmp_path / "a.yaml")
+    assert [each.split()[1] for each in told.splitlines()] == ["h1's", "h2's", "h3's"]
+    assert "rates to dc" not in told
+
+
+def test_places_have_as_many_hosts_as_is_said_of_each(tables: list[str], tmp_path: Path) -> None:
+    net, _, told = imported([*tables, "--hosts", "4", "--hosts", "home=1"], tmp_path / "a.yaml")
+    assert len(net.hosts) == 13
+    assert sum(host.name.startswith("home.") for host in net.hosts) == 1
+    assert "--hosts" not in told
+    _, _, told = imported([*tables, "--hosts", "4"], tmp_path / "b.yaml")
+    assert "--nic home=39.9Mbit/s:10Gbit/s --hosts home=1" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--hosts", "hoem=1"], "unknown place of --nic and --hosts 'hoem': did you mean 'home'?"),
+        (["--hosts", "0"], "--hosts 0: expected a whole number from 1 to 1,000, or PLACE=NUMBER"),
+        (["--nic", "home=40"], "--nic home=40: expected a rate such as"),
+        (
+            ["--nic", "1Gbit/s:2Gbit/s"],
+            "up:down is for one place: say which, such as --nic home=1Gbit/s:2Gbit/s",
+        ),
+        (["--out", "/nope/m2.yaml"], "--out /nope/m2.yaml: cannot be written: there is no folder /nope"),
+    ],
+)
+def test_what_options_cannot_be(options: list[str], told: str, tables: list[str]) -> None:
+    """A folder that is not there was made, at the root of the disk where it could be."""
+    assert told in refused(*tables, *options)
+
+
+def test_each_link_says_where_its_figures_stand(tables: list[str], tmp_path: Path) -> None:
+    _, text, _ = imported(tables, tmp_path / "a.yaml")
+    (told,) = (each for each in text.splitlines() if "between: [fra, home]" in each)
+    assert "# fra to home: throughput 300 Mbit/s (tp.csv:4); home to fra: rtt 30 ms (rtt.csv:2)" in told
+    assert "throughput 38 Mbit/s (tp.csv:2)" in told
+
+
+def pings(num: int, lost: int) -> str:
+    return (
+        f"PING eu (192.0.2.7)\n{num} packets transmitted, {num - lost} received, {100 * lost / num:g}% packet loss\n"
+        "rtt min/avg/max/mdev = 30.1/31.5/40.2/1.1 ms\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("num", "lost", "loss", "told"),
+    [
+        (4, 1, 0.0, "1 of 4 pings lost: too few for a loss, which takes 100"),
+        (99, 1, 0.0, "1 of 99 pings lost: too few"),
+        (100, 1, 0.01, "1 of 100 pings lost"),
+        (4, 0, 0.0, "31.5 ms in the mean"),
+    ],
+)
+def test_a_loss_takes_enough_pings(num: int, lost: int, loss: float, told: str, tmp_path: Path) -> None:
+    """One lost of four became 25 %, under which TCP's line is dead."""
+    (tmp_path / "us--eu.txt").write_text(pings(num, lost))
+    net, text, _ = imported([str(tmp_path / "us--eu.txt"), "--bandwidth", "1 Gbit/s"], tmp_path / "a.yaml")
+    assert max(net.loss) == pytest.approx(loss)
+    assert told in text
+
+
+def test_files_of_runs_that_failed_are_told_all_at_once(tmp_path: Path) -> None:
+    failed: dict[str, Any] = {"start": {}, "error": "the server is busy running a test. try again later"}
+    for name in ("us--eu.json", "eu--us.json"):
+        (tmp_path / name).write_text(json.dumps(failed))
+    (tmp_path / "us--asia.txt").write_text("PING asia\n5 packets transmitted, 0 received, 100% packet loss\n")
+    told = refused(*(str(tmp_path / name) for name in ("us--eu.json", "eu--us.json", "us--asia.txt")))
+    for name in (
+        "us--eu.json: iperf3 failed: the server is busy",
+        "eu--us.json: iperf3",
+        "us--asia.txt: nothing",
+    ):
+        assert name in told
+    assert "measure again, or leave these files out" in told
+
+
+def test_a_link_of_a_host_among_those_of_regions_is_told_where_it_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "net.yaml"
+    path.write_text(
+        "hosts: [home]\nregions:\n  fra: {hosts: 1, nic: 1 Gbit/s}\nwan:\n"
+        "  - {between: [home, fra], bandwidth: 40 Mbit/s}\n"
+    )
+    result = CliRunner().invoke(cli, ["validate", str(path)])
+    assert "wan[0].between: home is a host: put this link under links:" in str(result.exception)
