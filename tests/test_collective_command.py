@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,9 +16,7 @@ from netsim.collectives.times.timing import time_collective
 from netsim.tools.collective import command
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from netsim.topology.windows import WindowLimit
 
 STAR = """
 name: star
@@ -54,6 +54,13 @@ def test_ring_all_reduce_to_the_digit(star: str) -> None:
     assert got["link_bytes"] == {
         name: 6_000_000 for host in "abcd" for name in (f"{host}->sw", f"sw->{host}")
     }
+
+
+def test_what_is_told_of_a_window_is_documented() -> None:
+    """`streams` beside `window_bits_per_second` reads as those there are, not as those that would fill the link."""
+    told = (Path(__file__).parents[1] / "docs/network.md").read_text()
+    for field in dataclasses.fields(WindowLimit):
+        assert f"`{field.name}`" in told
 
 
 def test_repetitions_keep_connections_warm_and_pauses_cool_them(star: str) -> None:

@@ -48,6 +48,21 @@ def test_show_many_hosts(tmp_path: Path, capsys: Capture) -> None:
     printed = capsys.readouterr().out
     assert "and 140 more" in printed
     assert "the first 24 of 200" in printed
+    assert "\u2026" not in printed
+    rows = [line.replace("\u2502", " ").split() for line in printed.splitlines()]
+    assert rows.count(["h7", "1000", "1000", "1000"]) == 1
+
+
+def test_show_as_json(capsys: Capture) -> None:
+    assert cli.main(["show", "home-broadband", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["name"] == "home-broadband"
+    assert len(told["hosts"]) == 8
+    (up,) = (link for link in told["links"] if (link["from"], link["to"]) == ("cable0", "east-exchange"))
+    assert (up["bits_per_second"], up["latency_seconds"], up["loss"]) == (20e6, 0.01, 1e-4)
+    at = told["routes"]["between"].index("dsl0")
+    assert told["routes"]["bits_per_second"][at] == [3e6] * at + [None] + [3e6] * (7 - at)
+    assert told["routes"]["latency_seconds"][at][0] == 0.025
 
 
 def test_validate(capsys: Capture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -15,23 +17,33 @@ from netsim.files.units import format_bits_per_second, format_fraction, format_s
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from netsim.topology.graph import Link
+
+    _Places = Mapping[str, tuple[int, int]]
+    _OfRoute = Callable[[Topology, int, int], float]
+    _Quantity = tuple[str, _OfRoute, Callable[[float], str]]
 
 __all__ = ["command"]
 
 _MANY_HOSTS = 10  # more are shown by region
 _MANY_COLUMNS = 24
 _MANY_ROWS = 60
+_MOST_SAMPLED = 200  # others that a row's least, median and most are of
+_MOST_ROUTED = 100  # places between which JSON tells all routes
 _PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
 
 
 @click.command("show")
 @click.argument("topology")
-def command(topology: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(topology: str, as_json: bool) -> None:
     """Print hosts, links and the matrix of bandwidth and latency of a TOPOLOGY (a file, or a shipped name)."""
     network = Topology.load(topology)
+    if as_json:
+        click.echo(json.dumps(_as_mapping(network)))
+        return
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(Text(network.name, style="bold"))
     if network.source:
@@ -40,7 +52,7 @@ def command(topology: str) -> None:
         console.print(Text(f"protocol: {network.protocol}"))
     console.print(_hosts(network))
     console.print(_links(network))
-    note, tables = _matrices(network)
+    note, tables = _matrices(network, console)
     console.print(Text(note, style="bold"))
     for table in tables:
         console.print(table)
@@ -97,34 +109,117 @@ def _figures(link: Link, back: Link) -> tuple[str, ...]:
     return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue)
 
 
-def _matrices(network: Topology) -> tuple[str, list[Table]]:
-    """Narrowest link and one-way latency of the route from each row to each column, and what these are."""
+def _places(network: Topology) -> tuple[str, dict[str, tuple[int, int]]]:
+    """What rows and columns are, and of each the host that stands for it, and the one it goes to in its own cell."""
     hosts = [host.index for host in network.hosts]
-    names = [host.name for host in network.hosts]
-    note = "Routes from host (row) to host (column)"
-    partners = dict(zip(hosts, hosts, strict=True))
-    if len(hosts) > _MANY_HOSTS:
-        places: dict[str, list[int]] = {}
-        for host in hosts:
-            places.setdefault(network.region_of(host), []).append(host)
-        names, hosts = list(places), [members[0] for members in places.values()]
-        partners = {members[0]: members[-1] for members in places.values()}
-        note = "Routes from region (row) to region (column), by the first host of each"
-    if len(hosts) > _MANY_COLUMNS:
-        note += f"; the first {_MANY_COLUMNS} of {len(hosts):,}"
-        names, hosts = names[:_MANY_COLUMNS], hosts[:_MANY_COLUMNS]
+    if len(hosts) <= _MANY_HOSTS:
+        return "host", {network.hosts[host].name: (host, host) for host in hosts}
+    regions: dict[str, list[int]] = {}
+    for host in hosts:
+        regions.setdefault(network.region_of(host), []).append(host)
+    return "region", {name: (members[0], members[-1]) for name, members in regions.items()}
 
-    def matrix(title: str, cell: Callable[[int, int], str]) -> Table:
-        table = _table(title, "", *names)
-        for name, row in zip(names, hosts, strict=True):
-            ends = [(row, column if column != row else partners[row]) for column in hosts]
-            table.add_row(name, *["-" if one == other else cell(one, other) for one, other in ends])
-        return table
 
-    def rate(one: int, other: int) -> str:
-        return f"{min(network.bits_per_second[link] for link in network.route(one, other)) / 1e6:.6g}"
+def _matrices(network: Topology, console: Console) -> tuple[str, list[Table]]:
+    """Narrowest link and one-way latency of the route from each row to each column, and what these are.
 
-    def latency(one: int, other: int) -> str:
-        return f"{network.route_latency_seconds(one, other) * 1e3:.4g}"
+    Where not all columns fit, each row's least, median and most instead.
+    """
+    what, places = _places(network)
+    of_regions = ", by the first host of each" if what == "region" else ""
+    note = f"Routes from {what} (row) to {what} (column){of_regions}"
+    quantities: tuple[_Quantity, ...] = (
+        ("narrowest link, Mbit/s", _bits_per_second, lambda rate: f"{rate / 1e6:.6g}"),
+        ("one-way latency, ms", Topology.route_latency_seconds, lambda seconds: f"{seconds * 1e3:.4g}"),
+    )
+    if len(places) <= _MANY_COLUMNS:
+        tables = [_matrix(network, places, *each) for each in quantities]
+        if all(console.measure(table).maximum <= console.width for table in tables):
+            return note, tables
+    others = list(places.values())
+    some = ""
+    if len(others) > _MOST_SAMPLED:
+        others = [others[at * len(others) // _MOST_SAMPLED] for at in range(_MOST_SAMPLED)]
+        some = f"{_MOST_SAMPLED} of "
+    shown = dict(list(places.items())[:_MANY_COLUMNS])
+    note = f"Routes from each {what} to {some}the others{of_regions}"
+    if len(shown) < len(places):
+        note += f"; the first {len(shown)} of {len(places):,}"
+    return note, [_summary(network, shown, others, *each) for each in quantities]
 
-    return note, [matrix("narrowest link, Mbit/s", rate), matrix("one-way latency, ms", latency)]
+
+def _matrix(
+    network: Topology, places: _Places, title: str, of_route: _OfRoute, form: Callable[[float], str]
+) -> Table:
+    table = _table(title, "", *places)
+    for name, values in zip(places, _values(network, places, list(places.values()), of_route), strict=True):
+        table.add_row(name, *["-" if value is None else form(value) for value in values])
+    return table
+
+
+def _summary(
+    network: Topology,
+    places: _Places,
+    others: Sequence[tuple[int, int]],
+    title: str,
+    of_route: _OfRoute,
+    form: Callable[[float], str],
+) -> Table:
+    table = _table(title, "", "least", "median", "most")
+    for name, values in zip(places, _values(network, places, others, of_route), strict=True):
+        known = [value for value in values if value is not None]
+        figures = (min(known), statistics.median(known), max(known)) if known else ()
+        table.add_row(name, *map(form, figures))
+    return table
+
+
+def _values(
+    network: Topology, places: _Places, others: Sequence[tuple[int, int]], of_route: _OfRoute
+) -> list[list[float | None]]:
+    """Of the route from each place to each other one; None to itself where it has one host."""
+    rows: list[list[float | None]] = []
+    for row, partner in places.values():
+        ends = [(row, column if column != row else partner) for column, _ in others]
+        rows.append([None if one == other else of_route(network, one, other) for one, other in ends])
+    return rows
+
+
+def _bits_per_second(network: Topology, one: int, other: int) -> float:
+    return float(min(network.bits_per_second[link] for link in network.route(one, other)))
+
+
+def _as_mapping(network: Topology) -> dict[str, object]:
+    """Numbers in bit/s and seconds; `docs/topology.md` tells the keys."""
+    what, places = _places(network)
+    routes: dict[str, object] | None = None
+    if len(places) <= _MOST_ROUTED:
+        columns = list(places.values())
+        routes = {
+            "between": list(places),
+            "of": f"{what}s",
+            "bits_per_second": _values(network, places, columns, _bits_per_second),
+            "latency_seconds": _values(network, places, columns, Topology.route_latency_seconds),
+        }
+    return {
+        "name": network.name,
+        "source": network.source,
+        "protocol": network.protocol,
+        "hosts": [
+            {"name": host.name, "region": host.region, "device": host.device, "devices": host.devices}
+            for host in network.hosts
+        ],
+        "routers": network.routers,
+        "links": [
+            {
+                "from": link.source,
+                "to": link.target,
+                "bits_per_second": link.bits_per_second,
+                "latency_seconds": link.latency_seconds,
+                "loss": link.loss,
+                "queue_packets": link.queue_packets,
+                "dollars_per_byte": link.dollars_per_byte,
+            }
+            for link in network.links
+        ],
+        "routes": routes,
+    }
