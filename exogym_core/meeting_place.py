@@ -51,6 +51,20 @@ class MeetingPlace(NamedTuple):
         where = parse_address(address, f"environment: {_RENDEZVOUS}")
         return cls(where, int(site) if site else None, os.environ.get(_RUN, ""))
 
+    def check(self, num_processes: int) -> None:
+        """See that there is such a site in a run of so many processes, at all sites together.
+
+        Raises:
+            InputError: there are fewer.
+        """
+        num_sites = max(num_processes // processes_of_site(), 1)
+        if self.site is not None and self.site >= num_sites:
+            raise InputError(
+                f"environment: {_SITE}={self.site}: there is no such site: they are numbered 0 to {num_sites - 1}, "
+                "as many as the run has workers"
+                + (f", of {processes_of_site()} processes each" if processes_of_site() > 1 else "")
+            )
+
 
 def parse_address(text: str, where: str) -> tuple[str, int]:
     """Host and port of "host:port"; `where` begins the line of what is refused.

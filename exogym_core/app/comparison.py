@@ -145,7 +145,8 @@ class _Run:
             model = _fit(trainer, experiment, self, listener, trace=trace)
         except BaseException as error:
             stopped = trainer.result or FitResult()
-            if stopped.history or not isinstance(error, InputError):
+            is_refused = isinstance(error, (InputError, KeyboardInterrupt)) or is_at_rendezvous()
+            if stopped.history or not is_refused:
                 listener.end(stopped)
                 self.save(stopped, None)
             raise
@@ -320,9 +321,11 @@ def tell_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]:
 
 def _placed(experiment: Experiment, error: InputError) -> InputError:
     """What `fit` refuses, told with the place of the key that says so."""
-    if str(error).startswith(("environment: ", "rendezvous ")):
+    if str(error).startswith(("environment: ", "rendezvous")):
         return error  # nothing in the file says so
     told = re.match(r"fit: (\w+)", str(error))
+    if told is None and is_at_rendezvous():
+        return error
     option = OPTIONS.get("device" if told[1] == "devices" else told[1]) if told else None
     path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
     return experiment.document.error(path, error)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from exogym_core.app.launched import under_torchrun
-from exogym_core.meeting_place import is_at_rendezvous
+from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous
 from exogym_core.names import visible
 from netsim.files.errors import InputError, NetsimError
 
@@ -43,6 +43,7 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
     """
     from exogym_core.results.record import RunFolder
 
+    _check_place(experiment)
     if _is_follower(experiment):
         _follow(experiment)
         return
@@ -62,9 +63,12 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
             entries = _compare(experiment, folder, trace=trace)
             show_report(folder, as_json=as_json)
             _tell_failures(entries)
-        except InputError:
-            # Found before any training: such as data that are not where the task was told to look.
-            if not folder.has_trained():
+        except NetsimError as error:
+            # Found before any training: such as data that are not where the task was told to look, or no rendezvous.
+            is_alone = (
+                is_at_rendezvous() and not under_torchrun()
+            )  # else torchrun starts it again in this folder
+            if (isinstance(error, InputError) or is_alone) and not folder.has_trained():
                 folder.discard()
             raise
 
@@ -92,6 +96,7 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
             "code, which runs as you; look through it, then add --trust"
         )
     experiment = Experiment.load(path / "experiment.yaml", trust=True)
+    _check_place(experiment)
     is_follower = _is_follower(experiment)
     is_finished = len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
     if is_follower:
@@ -119,6 +124,12 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
         entries = _compare(experiment, folder, resume=True, trace=trace)
         show_report(folder, as_json=as_json)
         _tell_failures(entries)
+
+
+def _check_place(experiment: Experiment) -> None:
+    """See that what the environment says of a rendezvous can be, before anything is made."""
+    if is_at_rendezvous():
+        MeetingPlace.from_environment().check(experiment.settings.workers.count)
 
 
 def _is_follower(experiment: Experiment) -> bool:
@@ -199,7 +210,7 @@ def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFol
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except NetsimError as error:
             for folder in folders:
-                if (folder.path / "summary.json").is_file():
+                if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
                     path = visible(folder.path)
                     error.add_note(f"What was done is in {path}; to go on: netgym compare --resume {path}")
             raise

@@ -255,7 +255,8 @@ class RunFolder:
 
     def has_trained(self) -> bool:
         """Whether there is anything to go on from; a killed run may have checkpoints and no summary."""
-        return bool(self.read_summary()) or any((self.path / "checkpoints").glob("*/step-*"))
+        files = [*(self.path / "checkpoints").glob("*/step-*"), *(self.path / "metrics").glob("*")]
+        return bool(self.read_summary() or files)
 
     def discard(self) -> None:
         """Remove a folder in which nothing has been trained: only what a run writes at its start."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.elastic.communicator import SiteCommunicator
-from exogym_core.meeting_place import processes_of_site
+from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.names import visible
 from exogym_core.ranks.gloo.ranks import untimed_row
 from exogym_core.ranks.rng import RandomStates
@@ -208,10 +208,12 @@ def fit_apart(program: Program, result: FitResult, listeners: Sequence[_Listener
         RankError: the rendezvous stays away, or another process of this site has died.
     """
     request, before = program.request, RandomStates.of_process()
+    MeetingPlace.from_environment().check(request.num_nodes)
     if request.strategy.absence is None:
         raise InputError(
             f"fit: {type(request.strategy).__name__} waits for every rank, and sites that meet at a rendezvous come "
-            "and go; use one with time-outs, such as DiLoCo with averaging_timeout"
+            "and go; use one with time-outs, such as DiLoCo with averaging_timeout (NETGYM_RENDEZVOUS is set: "
+            "unset it for ranks on this machine)"
         )
     if torchrun_rank():
         program.request = replace(request, finds_minibatch=False)  # the first one finds it
@@ -251,7 +253,7 @@ def _connected(
             of = f" of {size} processes" if size > 1 else ""
             raise InputError(
                 f"fit: num_nodes is {count}, but the rendezvous is for {comm.world_size // size} sites{of}; make "
-                "them equal"
+                "them equal (NETGYM_RENDEZVOUS is set: unset it for ranks on this machine)"
             )
         RandomStates(program.request.seed, comm.rank).load()
         yield comm

@@ -30,6 +30,7 @@ _SECONDS_BETWEEN_PULSES = 0.5
 _SECONDS_BETWEEN_ROWS = 0.1
 _SECONDS_BETWEEN_TRIES = 0.5
 _SECONDS_TO_CONNECT = 5.0
+_SECONDS_BETWEEN_WORDS = 30.0  # while nobody answers
 
 
 class _Question:
@@ -219,7 +220,7 @@ class SiteLink:
             RankError: nobody is there until then.
         """
         where = f"rendezvous {visible(self._address[0])}:{self._address[1]}"
-        is_told = False
+        next_word = -math.inf
         while True:
             try:
                 channel, welcome = self._welcomed(where)
@@ -228,14 +229,20 @@ class SiteLink:
                 raise InputError(visible(error, 300)) from None
             except PeerError as error:
                 told = visible(error, 200)
-                if time.monotonic() >= until or self._ended.is_set():
+                now = time.monotonic()
+                if now >= until or self._ended.is_set():
                     raise RankError(
-                        f"{told}: start it there with netgym rendezvous, and see that no firewall is between",
+                        f"{told}: start it there with netgym rendezvous, and see that no firewall is between; or check "
+                        "NETGYM_RENDEZVOUS (unset it for ranks on this machine)",
                         self.site or 0,
                     ) from None
-                if not is_told:
-                    is_told = True
-                    print(f"{told}; trying again", file=sys.stderr, flush=True)
+                if now >= next_word:
+                    next_word = now + _SECONDS_BETWEEN_WORDS
+                    line = (
+                        f"{told}; trying again for {until - now:.0f} s: start `netgym rendezvous ...` there, or check "
+                        "NETGYM_RENDEZVOUS (unset it for ranks on this machine)"
+                    )
+                    print(line, file=sys.stderr, flush=True)
                 self._ended.wait(_SECONDS_BETWEEN_TRIES)
         if "refused" in welcome:
             channel.close()

@@ -97,7 +97,10 @@ class Roster:
         if not 0 <= site < self.num_sites:
             raise ValueError(f"there is no site {site}: they are numbered 0 to {self.num_sites - 1}")
         if site in taken:
-            raise ValueError(f"site {site} is there already: {self.sites[site].where}")
+            where = self.sites[site].where
+            raise ValueError(
+                f"site {site} is there already: {where}; give this one another NETGYM_SITE, or end that process"
+            )
         known = self.sites.get(site)
         if known is None or known.session != session:
             if known is not None:
