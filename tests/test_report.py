@@ -540,6 +540,7 @@ def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
             **each,
             "virtual_seconds": None,
             "wall_seconds": each["virtual_seconds"],
+            "wan_bytes": 0,
             "compute_utilisation": None,
         }
         for each in two()
@@ -554,6 +555,8 @@ def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
     results = Results.load(folder)
     assert table_headings(results)[4] == "wall-clock time"
     assert [cells[4] for cells in table_cells(results)] == ["400 s", "100 s"]
+    # Real ranks know no regions: their summary's 0 is no measurement.
+    assert [cells[7] for cells in table_cells(results)] == ["-", "-"]
     assert "DiLoCo reaches loss 0.3 first, after 50 s of wall-clock time" in verdict(results).text
     page = write_report(folder).read_text()
     assert "Ranks were real: seconds are wall-clock time." in page

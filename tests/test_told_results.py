@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from exogym_core import FitResult, Trainer
+from exogym_core.results.progress import PlainProgress
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.tasks import build_model
 from netsim.files.errors import InputError
@@ -32,6 +33,21 @@ def test_a_run_says_that_it_begins_and_how_it_ended(capsys):
     assert ended.startswith(
         f"DiLoCoStrategy done: step 4 of 4, final loss {result.final_loss:.4f}, virtual time"
     )
+
+
+def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
+    """Its line called the evaluation before the first step its final loss."""
+    lines = []
+    progress = PlainProgress(lines.append, lines.append)
+    rows = [{"step": step} for step in range(1, 200)]
+    result = FitResult(max_steps=3000, history=rows, final_loss=2.34541, validation=[{"step": 0}])
+    progress.begin("DiLoCo", 1, 1, 3000)
+    progress.end(result)
+    assert lines[-1] == "DiLoCo stopped: step 199 of 3000, last evaluated: loss 2.3454 at step 0"
+    assert "last evaluated loss 2.345 at step 0 (replica)" in repr(result)
+    result.complete = True
+    progress.end(result)
+    assert "final loss 2.3454" in lines[-1]
 
 
 def test_silence_can_be_had(capsys):

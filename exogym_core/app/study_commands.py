@@ -262,5 +262,5 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
             visible(strategy["name"], 40),
             "" if loss is None else f"{loss:.4g}",
             told,
-            format_bytes(strategy.get("wan_bytes") or 0),
+            "" if strategy.get("virtual_seconds") is None else format_bytes(strategy.get("wan_bytes") or 0),
         )

@@ -131,7 +131,11 @@ class FitResult:
             "steps": f"{len(self.history)} of {self.max_steps}{state}",
         }
         if self.final_loss is not None:
-            told["final loss"] = f"{self.final_loss:.4g} ({self.judged})"
+            if self.complete or not self.validation:
+                told["final loss"] = f"{self.final_loss:.4g} ({self.judged})"
+            else:  # not that of the end
+                at = self.validation[-1]["step"]
+                told["last evaluated"] = f"loss {self.final_loss:.4g} at step {at} ({self.judged})"
         if self.virtual_seconds is not None:
             told["virtual time"] = format_seconds(self.virtual_seconds)
         if self.target is not None:

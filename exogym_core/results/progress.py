@@ -38,12 +38,19 @@ def _told(row: Mapping[str, Any]) -> str:
 def _ended(label: str, result: FitResult) -> str:
     words = [f"step {len(result.history)} of {result.max_steps}"]
     if result.final_loss is not None:
-        words.append(f"final loss {format_loss(result.final_loss)}")
+        words.append(_loss_at_end(result, format_loss(result.final_loss)))
     if result.virtual_seconds is not None:
         words.append(f"virtual time {format_seconds(result.virtual_seconds)}")
     if result.first_non_finite_step is not None:
         words.append(f"loss not finite from step {result.first_non_finite_step}")
     return f"{visible(label, 40)} {'done' if result.complete else 'stopped'}: {', '.join(words)}"
+
+
+def _loss_at_end(result: FitResult, loss: str) -> str:
+    """The last evaluation: of a run that was stopped not that of its end, so with its step."""
+    if result.complete or not result.validation:
+        return f"final loss {loss}"
+    return f"last evaluated: loss {loss} at step {result.validation[-1]['step']}"
 
 
 def _begun(label: str, position: int, num_strategies: int, num_steps: int) -> str:

@@ -262,6 +262,8 @@ def _figures(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     if target is None and entry.get("virtual_seconds_to_target") is not None:
         target = "held"  # written before there was the word
     figures: dict[str, Any] = {key: _number(entry.get(key), f"{where}: {key}") for key in _NUMBERS}
+    if entry.get("virtual_seconds") is None and not figures["wan_bytes"]:
+        figures["wan_bytes"] = None  # no simulated network: the 0 that is stored is of regions nobody knows
     if _is_wall(entry):
         figures["virtual_seconds"] = _number(entry["wall_seconds"], f"{where}: wall_seconds")
     return {"target": target} | figures
