@@ -177,6 +177,15 @@ def test_larger_windows_are_taken_to_meet_larger_queues() -> None:
     assert Protocol.parse({"preset": "linux-tcp", "window": "64 MiB", "queue": 50}).queue_packets == 50
 
 
+@pytest.mark.parametrize("loss", ["0.02 %", "0.03 %"])
+@pytest.mark.parametrize("mbit", [300, 1000])
+def test_a_loss_while_a_queue_overruns_is_one_fall_of_the_window(mbit: int, loss: str) -> None:
+    """What was still to come of the overrun queue left a window of nothing, by which the next round was divided."""
+    share = float(loss.removesuffix(" %")) / 100
+    steady = math.sqrt(1.5 / share) * SEGMENT / 0.04  # RFC 8312: as Reno's, where round trips are short
+    assert 0.5 < seconds(pair(mbit, "40 ms", loss), 200_000_000) / (200e6 / steady) < 1.5
+
+
 def test_what_the_queue_dropped_comes_a_round_trip_later() -> None:
     """The last window of a message does not fit: what is missing is sent again before the message is whole."""
     topology = pair(mbit=1000)

@@ -107,6 +107,8 @@ class Window(WindowState):
             self._until_loss = self._loss_bytes
             # In slow start the window has grown by what was acknowledged of this round.
             slow = math.isnan(self._lost_at)
+            # Of an overrun queue nothing is left to come: the window has fallen.
+            self._overflow, self._missing = None, 0.0
             self._lose(now, self._window + self._used if slow else self._cubic(now - self._lost))
         elif self._blocked or now - self._began >= self._round_trip * _SAME:
             self._new_round(now)
