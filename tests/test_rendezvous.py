@@ -227,6 +227,41 @@ def test_a_site_alone_goes_on_when_all_others_are_gone() -> None:
 # --- a rendezvous that is started again --------------------------------------------------------------------
 
 
+def test_a_site_that_comes_when_another_is_through_gets_its_final_state() -> None:
+    """It had come before that one was through, and began anew, alone."""
+    gates, through = Gates(), threading.Event()
+    numbers: dict[int, int] = {}
+
+    def say(line: str) -> None:
+        if "site 0 is through" in line:
+            through.set()
+
+    def body(rank: int) -> Any:
+        def hold(step: int) -> float:
+            if step == ROUNDS * H - 1:
+                gates.until("late", 1)
+            return 0.0
+
+        if rank == 1:
+            gates.until(0, 2)
+        with site(at, rank) as comm:
+            if rank == 1:
+                gates.tell("late", 1)
+                assert through.wait(60)
+
+            def after(number: int) -> None:
+                gates.tell(rank, number)
+                numbers[rank] = number
+
+            return train(comm, hold, after, averaging_timeout=30, timeout_waiting_for_peers=1)
+
+    with meeting(2, wait_seconds=0.1, say=say) as at:
+        found = together(lambda: body(0), lambda: body(1))
+    assert [found[0][number][0] for number in range(1, ROUNDS + 1)] == [[0]] * ROUNDS
+    assert found[1] == {}, "it has nothing left to do"
+    assert numbers[1] == ROUNDS
+
+
 def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
     """The rounds go on where they were, with the same members, and nothing is begun anew."""
     first = Meeting(2, ("127.0.0.1", 0), SECRET).__enter__()
