@@ -9,6 +9,7 @@ import pytest
 
 from exogym_core.app.cli import main
 from exogym_core.planning import plan as plan_module
+from exogym_core.strategy.parts import gradients
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +119,13 @@ def test_stragglers_are_told_where_rounds_wait_for_them(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["limit"]["by"] == "stragglers"
     assert " s of " in row["limit"]["remedy"] or " ms of " in row["limit"]["remedy"]
+
+
+def test_clipping_takes_no_time_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no values torch is not asked for their norm, which took most of the time of a plan."""
+    monkeypatch.setattr(gradients, "clip_grad_norm_", None)
+    words = "plan --model mlp --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1M"
+    assert main([*words.split(), "--set", "strategies.DiLoCo.max_norm=1"]) == 0
 
 
 def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,12 +52,16 @@ def dense_gradient(parameter: Tensor) -> Tensor:
 def clip_norm(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
     """Clip the norm of all gradients together to `max_norm`; returns what it was.
 
+    Parameters on the meta device have no values to clip.
+
     Raises:
         InputError: a gradient is sparse.
     """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise _sparse(parameter, "clipped")
+    if parameters and parameters[0].is_meta:  # of plans: torch takes long to find that nothing has a norm
+        return torch.empty((), device="meta")
     return clip_grad_norm_(parameters, max_norm)
 
 
