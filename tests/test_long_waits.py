@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from exogym_core.ranks.rendezvous.roster import START, Roster
-from exogym_core.ranks.rendezvous.service import _SitesOfRun
+from exogym_core.ranks.rendezvous.sites_of_run import SitesOfRun
 from netsim.files.signed import SignedChannel
 
 
@@ -79,7 +79,7 @@ def test_who_does_not_come_through_an_average_is_told() -> None:
 
 def test_a_rendezvous_that_stood_still_holds_nobody_silent() -> None:
     """A stopped process, or a crowded machine: what sites said meanwhile has not been read yet, and is in time."""
-    run = _SitesOfRun("r", 2, lambda line: None)
+    run = SitesOfRun("r", 2, lambda line: None)
     near, far = socket.socketpair()
     with near, far:
         channel = SignedChannel(near, "here", (b"one", b"other"))

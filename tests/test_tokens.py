@@ -87,8 +87,16 @@ def test_the_command_stops_when_there_are_enough_and_says_how_to_train_with_them
     ],
 )
 def test_what_cannot_be_read_is_told_in_a_line(
-    home: Path, tmp_path: Path, corpus: str | list[str], options: dict[str, str], line: str
+    home: Path,
+    tmp_path: Path,
+    corpus: str | list[str],
+    options: dict[str, str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # a hub that is not reached is tried for long
     names = [str(home / name) for name in ([corpus] if isinstance(corpus, str) else corpus)]
     given = {"tokenizer": str(home / "tokenizer.json"), **options}
     with pytest.raises(InputError) as told:
