@@ -81,6 +81,7 @@ OVERLAPPED: list[tuple[str, dict[str, Any]]] = [
     ("AllReduce", {"bucket_bytes": 400}),
     ("StreamingDiLoCo", {"H": 6, "tau": 2, "num_fragments": 2}),
     ("StreamingDiLoCo", {"H": 6, "tau": 2, "num_fragments": 3, "codec": "int8"}),
+    ("StreamingDiLoCo", {"H": 6, "tau": 2, "num_fragments": 1, "codec": "int8"}),
     ("EagerDiLoCo", {"H": 3}),
     ("AsyncSPARTA", {"delay": 2, "interval": 4, "index_selector": "partitioned"}),
 ]
@@ -95,13 +96,24 @@ def test_what_overlaps_is_planned_as_it_trains(name: str, options: dict[str, Any
     assert_same(*both(name, options, 24, narrow, protocol=protocol))
 
 
-@pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "StreamingDiLoCo"])
-def test_unlike_devices_are_planned_as_they_train(name: str) -> None:
-    """Three workers with H100s on one site, one with an A100 on the other: the slowest decides."""
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AllReduce", {}),
+        ("DiLoCo", {"H": 4}),
+        ("StreamingDiLoCo", {"H": 4}),
+        ("StreamingDiLoCo", {"H": 4, "tau": 2, "num_fragments": 1, "codec": "int8"}),
+    ],
+    ids=str,
+)
+def test_unlike_devices_are_planned_as_they_train(name: str, options: dict[str, Any]) -> None:
+    """Three workers with H100s on one site, one with an A100 on the other: the slowest decides.
+
+    Codes of a fragment go in stages, each begun in the step in which the one before is found through.
+    """
     topology = network()
     topology["regions"]["a"] |= {"hosts": 3, "device": "h100"}
     topology["regions"]["b"] |= {"hosts": 1, "device": "a100"}
-    options = {} if name == "AllReduce" else {"H": 4}
     planned, ends = both(name, options, 16, topology, {"flops": {"utilisation": 1e-8}})
     assert_same(planned, ends)
     assert planned.compute_utilisation < 0.5

@@ -79,6 +79,7 @@ class SimulatedRounds:
         assert rhythm.period is not None
         self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
         self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
+        self._asks = rhythm.asks
         self._seconds, self._collectives, self._coding = seconds, collectives, coding
         self._leaves_out = leaves_out and rhythm.repeats and self._period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
@@ -112,8 +113,8 @@ class SimulatedRounds:
 
     def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         # With several busy steps a round their places may depend on the model, as those of fragments do.
-        # Who serves or asks for the time counts steps of its own.
-        skips = self._quiet.count(False) == 1 and self._strategy.is_synchronous
+        # Who serves counts steps of its own; who asks for the time looks in every step how far messages have come.
+        skips = self._quiet.count(False) == 1 and self._strategy.is_synchronous and not self._asks
         mine = copy.deepcopy(self._strategy)
         if comm.rank >= self._num_ranks - mine.num_servers:
             server = PlannedServer(comm, self._model, mine)
