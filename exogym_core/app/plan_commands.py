@@ -12,7 +12,7 @@ import click
 
 from exogym_core.app.by_site import by_site, devices, dollars
 from netsim.files.errors import InputError
-from netsim.files.units import parse_seconds
+from netsim.files.units import format_seconds, parse_seconds
 from netsim.tools.sign_of_life import SignOfLife
 
 if TYPE_CHECKING:
@@ -320,8 +320,9 @@ def _advice_name(row: dict[str, Any]) -> str:
 
 
 def _advice_figures(row: dict[str, Any]) -> str:
-    money = f"{row['worker_hours']:>12,.0f} worker hours"
+    money = f"{row['worker_hours']:>12,.{0 if row['worker_hours'] >= 10 else 2}f} worker hours"
     if row["cost"] is not None:
-        money = f"{row['cost']:>12,.0f} dollars"
+        money = f"{row['cost']:>12,.{0 if row['cost'] >= 10 else 2}f} dollars"
         money += " (traffic alone)" if row["cost_by"].get("workers") is None else ""
-    return f"{row['days']:>9,.1f} days  {row['compute_utilisation']:>6.1%} computing  {money}"
+    days = f"{row['days']:,.1f} days" if row["days"] >= 1 else format_seconds(row["days"] * 86_400)
+    return f"{days:>14}  {row['compute_utilisation']:>6.1%} computing  {money}"

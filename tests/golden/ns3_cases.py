@@ -66,7 +66,7 @@ def _dumbbell(bits_per_second: float, round_trips: list[float], loss: float) -> 
     for i, round_trip in enumerate(round_trips):
         access = {"bandwidth": "10 Gbit/s", "latency": f"{round_trip / 4:.9f} s"}
         links += [{"between": [f"a{i}", "left"], **access}, {"between": [f"b{i}", "right"], **access}]
-    hosts = {f"{side}{i}": {} for i in range(len(round_trips)) for side in "ab"}
+    hosts: dict[str, dict[str, Any]] = {f"{side}{i}": {} for i in range(len(round_trips)) for side in "ab"}
     return Topology.from_mapping({"hosts": hosts, "routers": ["left", "right"], "links": links})
 
 

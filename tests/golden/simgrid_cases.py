@@ -93,7 +93,7 @@ def random_rows(topology: Topology, num_flows: int, window_seconds: float, seed:
     """Transfers of 10 kB to 100 MB between random hosts, starting at random over a window."""
     draw = random.Random(seed)
     names = [host.name for host in topology.hosts]
-    rows = []
+    rows: list[Row] = []
     start = 0.0
     for _ in range(num_flows):
         start += draw.expovariate(num_flows / window_seconds)
