@@ -39,6 +39,7 @@ import sklearn.datasets, torch._dynamo
 import exogym_core.training.trainer, exogym_core.app.comparison, exogym_core.results.report
 from exogym_core.app.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored, as nohup does
 names = {}
 
 def end_with_parent():
