@@ -307,6 +307,6 @@ def test_torchs_form_of_all_gather_says_what_to_write(transport: str) -> None:
         tensor = torch.ones(2)
         comm.all_gather([torch.empty(2) for _ in range(2)], tensor)
 
-    line = r"rank \d, all_gather: the first argument is a list.* write tensors = comm.all_gather\(tensor\)"
+    line = r"rank \d, all_gather: takes a tensor, got list.* write tensors = comm.all_gather\(tensor\)"
     with pytest.raises(InputError, match=line):
         reference.run_ranks(body, 2, transport=transport)
