@@ -243,12 +243,7 @@ def request_of(
     Raises:
         InputError: neither an experiment nor a model, a strategy and a topology; or what is wrong in them.
     """
-    sets = [*overrides, *(f"{key}={value}" for key, value in point.items())]
-    for key in [text.partition("=")[0].strip() for text in sets]:
-        if key.startswith("wan.") and key != WAN_BANDWIDTH:
-            raise unknown_name("key of links between sites", key, [WAN_BANDWIDTH])
-    bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
-    sets = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
+    sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
     if path is None:
@@ -281,10 +276,24 @@ def request_of(
         is_file=path is not None,
         tokens=None if tokens is None else parse_tokens(tokens),
         dollars_per_hour=price,
-        wan_bandwidth=bandwidth[-1] if bandwidth else None,
+        wan_bandwidth=bandwidth,
         devices_per_worker=devices_per_worker,
         batch_by_speed=batch_by_speed,
     )
+
+
+def _without_wan(sets: list[str]) -> tuple[list[str], str | None]:
+    """What is to be set in the experiment, and the links' bandwidth between sites, which is no key of its own there.
+
+    Raises:
+        InputError: another key of these links.
+    """
+    for key in [text.partition("=")[0].strip() for text in sets]:
+        if key.startswith("wan.") and key != WAN_BANDWIDTH:
+            raise unknown_name("key of links between sites", key, [WAN_BANDWIDTH])
+    bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
+    others = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
+    return others, bandwidth[-1] if bandwidth else None
 
 
 def _set(data: Any, **given: Any) -> None:

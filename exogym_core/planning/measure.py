@@ -55,12 +55,8 @@ class Measured:
         if found.period is None:
             found, num_rounds = Rhythm(_STEPS_WITHOUT_RHYTHM), 1
             remarks = (f"its steps have no rhythm: figures are means over its first {found.period} steps",)
-        elif not strategy.is_synchronous:
-            num_rounds = _ROUNDS_APART
-        elif found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
-            num_rounds = _ROUNDS_OF_NEW_PEERS  # what such ranks request cannot be lengthened
         else:
-            num_rounds = _ROUNDS if found.asks or not setting.is_plain() else _ROUNDS_WITHOUT_MEMORY
+            num_rounds = _rounds_at_first(strategy, setting, found)
         self.strategy, self.setting = strategy, setting
         durations = setting.durations()
         self.rounds_of = partial(
@@ -177,6 +173,15 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
         label: its name in results; its class's if None.
     """
     return Measured(strategy, setting, label).plan
+
+
+def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int:
+    """How many rounds are simulated before it is known whether they are alike."""
+    if not strategy.is_synchronous:
+        return _ROUNDS_APART
+    if found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
+        return _ROUNDS_OF_NEW_PEERS  # what such ranks request cannot be lengthened
+    return _ROUNDS if found.asks or not setting.is_plain() else _ROUNDS_WITHOUT_MEMORY
 
 
 def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
