@@ -40,6 +40,7 @@ _TOPOLOGIES = (
     "tree",
     "home-tiers",
 )
+_FOLLOWING = ("follow", "chase")  # once the one before is delivered, or has left its sender
 _PRESETS = ("ideal", "linux-tcp", "gloo")
 
 
@@ -52,6 +53,7 @@ def names() -> list[str]:
         for weather in (*WEATHERS, "give-up", "given-up")
         for count in range(2 if weather.startswith("give") else most)
     ]
+    chosen += [(protocol, f"flows-{weather}", 0) for protocol in _PRESETS for weather in WEATHERS]
     return [
         f"{protocol} {weather} {_TOPOLOGIES[(number * 5 + number // 14) % len(_TOPOLOGIES)]} {count}"
         for number, (protocol, weather, count) in enumerate(chosen)
@@ -68,11 +70,14 @@ def answer(name: str) -> dict[str, Any]:
     if weather.startswith("give"):
         mapping = {**mapping, "events": _cuts(topology)}
     else:
-        mapping = with_weather(mapping, weather, draw, _SPAN_MS)
+        mapping = with_weather(mapping, weather.removeprefix("flows-"), draw, _SPAN_MS)
     given = [where if where in ("tree", "star") else "", mapping, PROTOCOLS[protocol], actions]
     if where not in ("tree", "star"):
         given[1] = [where, *(mapping.get(key) for key in ("events", "traces", "drift", "background"))]
-    told = _Drive(mapping, PROTOCOLS[protocol], actions, weather).run()
+    if weather.startswith("flows-"):
+        told = _flows(mapping, PROTOCOLS[protocol], actions)
+    else:
+        told = _Drive(mapping, PROTOCOLS[protocol], actions, weather).run()
     return {"given": digest(given), **told}
 
 
@@ -99,7 +104,7 @@ def _actions(topology: netsim.Topology, weather: str, draw: Random) -> list[list
         row = _row(topology, draw, mean)
         if number and number - 1 not in follows and draw.randrange(10) == 0:
             follows.append(number)
-            actions.append([-1, "follow", number, *row])
+            actions.append([-1, draw.choice(_FOLLOWING), number, *row])
             continue
         at = draw.choice(instants)
         actions.append([at, "send", number, *row])
@@ -157,6 +162,12 @@ def _changes(topology: netsim.Topology, draw: Random) -> list[list[Any]]:
     return actions
 
 
+def _flows(mapping: dict[str, Any], protocol: Any, actions: list[list[Any]]) -> dict[str, Any]:
+    """The transfers that are sent outright, as `netsim.flows` times them."""
+    rows = [[at / 1000, *row[1:4]] for at, verb, *row in actions if verb == "send"]
+    return {"times": netsim.flows(mapping, rows, protocol).finish_seconds}
+
+
 # -- doing it -------------------------------------------------------------------------------------------------------
 
 
@@ -169,8 +180,8 @@ class _Drive:
         self._clock = netsim.Clock()
         self._network = netsim.Network(self._clock, netsim.Topology.from_mapping(mapping), protocol)
         self._actions, self._weather = actions, weather
-        self._followers = {action[2] - 1: action for action in actions if action[1] == "follow"}
-        self._left = {action[2] for action in actions if action[1] in ("send", "follow")}
+        self._followers = {action[2] - 1: action for action in actions if action[1] in _FOLLOWING}
+        self._left = {action[2] for action in actions if action[1] in ("send", *_FOLLOWING)}
         self._ids: dict[int, int] = {}
         self._log: list[tuple[float, str]] = []
         self._aborted: dict[str, float | str] = {}
@@ -213,7 +224,7 @@ class _Drive:
 
     def _act(self) -> Iterator[Any]:
         for at, verb, *rest in self._actions:
-            if verb == "follow":
+            if verb in _FOLLOWING:
                 continue
             if at / 1000 > self._clock.now:
                 yield self._clock.at(at / 1000)
@@ -238,7 +249,7 @@ class _Drive:
     ) -> None:
         options: dict[str, Any] = {} if cap is None else {"most_bytes_per_second": cap}
         if hears:
-            options["on_sent"] = partial(self._note, "s", number)
+            options["on_sent"] = partial(self._leave, number)
         if self._weather == "crash-told":
             options["on_dropped"] = partial(self._end, "x", number)
         delivered = partial(self._end, "d", number)
@@ -251,20 +262,26 @@ class _Drive:
             return
         try:
             self._aborted[str(number)] = round(self._network.abort(self._ids[number]), 3)
-        except netsim.InputError as error:  # a crash has had it sent again, as another transfer
-            self._aborted[str(number)] = str(error)
+        except netsim.InputError:  # a crash has had it sent again, as another transfer
+            self._aborted[str(number)] = "refused"
             return
         self._end("a", number)
 
     def _note(self, what: str, number: int) -> None:
         self._log.append((self._clock.now, f"{what}{number}"))
 
+    def _leave(self, number: int) -> None:
+        self._note("s", number)
+        if number in self._followers and self._followers[number][1] == "chase":
+            self._send(*self._followers.pop(number)[2:])
+
     def _end(self, what: str, number: int) -> None:
         self._note(what, number)
         self._left.discard(number)
-        if number in self._followers:
+        follower = self._followers.pop(number, None)
+        if follower is not None:
             if what == "d":  # in the instant of the delivery
-                self._send(*self._followers[number][2:])
+                self._send(*follower[2:])
             else:
                 self._left.discard(number + 1)
 
