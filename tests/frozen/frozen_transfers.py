@@ -199,9 +199,8 @@ class _Drive:
                     faults.on_stuck = self._stuck
                 faults.run_until(lambda: not self._left)
         except netsim.DeadlockError as error:
-            told["error"] = str(error)
+            told["error"] = [self._clock.now, str(error)]
         self._look()
-        told["end"] = self._clock.now
         return {
             "times": self._times(),
             "ties": self._ties(),
