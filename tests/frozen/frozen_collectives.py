@@ -19,7 +19,7 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["answer", "names"]
+__all__ = ["Drive", "answer", "names"]
 
 _PRESETS = ("ideal", "linux-tcp", "gloo")
 _SCENARIOS = (
@@ -87,7 +87,7 @@ def answer(name: str) -> dict[str, Any]:
     mapping = mapping_of(where, draw)
     if scenario == "weather":
         mapping = with_weather(mapping, draw.choice(_WEATHERS), draw, 400)
-    drive = _Drive(mapping, protocol, scenario, draw)
+    drive = Drive(mapping, protocol, scenario, draw)
     plan = drive.plan(op, algorithm)
     told = drive.run(plan)
     weather = [mapping.get(key) for key in ("events", "traces", "drift", "background")]
@@ -131,13 +131,13 @@ def _whole(rows: tuple[tuple[int, ...], ...]) -> Any:
     return schedule("all_to_all", len(rows), parts=rows)
 
 
-class _Drive:
+class Drive:
     """One case on a network of its own."""
 
     def __init__(self, mapping: dict[str, Any], protocol: str, scenario: str, draw: Random) -> None:
         self._clock = netsim.Clock()
         self._topology = netsim.Topology.from_mapping(mapping)
-        self._network = netsim.Network(self._clock, self._topology, PROTOCOLS[protocol])
+        self.network = netsim.Network(self._clock, self._topology, PROTOCOLS[protocol])
         self._scenario, self._draw = scenario, draw
         self._ends: dict[str, float] = {}
         self._awaited: dict[str, Any] = {}
@@ -162,12 +162,12 @@ class _Drive:
         told: dict[str, Any] = {}
         try:
             if self._topology.weather:
-                Faults(self._network).run_until(lambda: not self._num_left)
+                Faults(self.network).run_until(lambda: not self._num_left)
             else:
                 self._clock.run()
         except netsim.DeadlockError as error:
             told["error"] = str(error)
-        crossed = [round(float(num_bytes), 3) for num_bytes in self._network.link_bytes]
+        crossed = [round(float(num_bytes), 3) for num_bytes in self.network.link_bytes]
         if not self._topology.weather:  # the traffic of others is somewhere on its way
             told["looks"] = {str(link): num_bytes for link, num_bytes in enumerate(crossed) if num_bytes}
         return {"ends": self._ends, **told}
@@ -258,7 +258,7 @@ class _Drive:
                     yield self._clock.at(at)
                 self._num_left += 1
                 done = partial(self._end, f"transfer {number}")
-                self._network.send(source, target, num_bytes, done, connection=("others", number % 2))
+                self.network.send(source, target, num_bytes, done, connection=("others", number % 2))
 
         self._clock.process(program())
 
@@ -295,9 +295,9 @@ class _Drive:
             self._awaited[f"{tag} {member}"].succeed()
 
         if plan.op == "told":
-            enter, cancel = start_all_to_all(self._network, plan.hosts, _whole, group=group, on_done=done)
+            enter, cancel = start_all_to_all(self.network, plan.hosts, _whole, group=group, on_done=done)
             return lambda member: enter(member, plan.rows[member]), cancel
-        started = start_collective(self._network, plan.schedule, plan.hosts, group=group, on_done=done)
+        started = start_collective(self.network, plan.schedule, plan.hosts, group=group, on_done=done)
         return started.arrive, started.cancel
 
     def _enter_at(

@@ -21,7 +21,7 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["answer", "names"]
+__all__ = ["Drive", "actions_of", "answer", "names"]
 
 _SPAN_MS = 3000
 _TOPOLOGIES = (
@@ -66,7 +66,7 @@ def answer(name: str) -> dict[str, Any]:
     draw = Random(f"transfers {name}")
     mapping = mapping_of(where, draw)
     topology = netsim.Topology.from_mapping(mapping)
-    actions = _actions(topology, weather, draw)
+    actions = actions_of(topology, weather, draw, draw.choice([20, 25, 30, 30, 40, 60]))
     if weather.startswith("give"):
         mapping = {**mapping, "events": _cuts(topology)}
     else:
@@ -77,7 +77,7 @@ def answer(name: str) -> dict[str, Any]:
     if weather.startswith("flows-"):
         told = _flows(mapping, PROTOCOLS[protocol], actions)
     else:
-        told = _Drive(mapping, PROTOCOLS[protocol], actions, weather).run()
+        told = Drive(mapping, PROTOCOLS[protocol], actions, weather).run()
     return {"given": digest(given), **told}
 
 
@@ -93,9 +93,8 @@ def _cuts(topology: netsim.Topology) -> list[dict[str, Any]]:
 # -- what is done ---------------------------------------------------------------------------------------------------
 
 
-def _actions(topology: netsim.Topology, weather: str, draw: Random) -> list[list[Any]]:
-    """What is done when, in order: [millisecond, verb, ...]."""
-    num = draw.choice([20, 25, 30, 30, 40, 60])
+def actions_of(topology: netsim.Topology, weather: str, draw: Random, num: int) -> list[list[Any]]:
+    """What is done with `num` transfers and when, in order: [millisecond, verb, ...]."""
     mean = draw.choice([20_000, 100_000, 400_000, 400_000, 4_000_000])
     instants = [0, 0, 1000, *(draw.randrange(_SPAN_MS) for _ in range(num // 2))]
     actions: list[list[Any]] = []
@@ -171,14 +170,14 @@ def _flows(mapping: dict[str, Any], protocol: Any, actions: list[list[Any]]) -> 
 # -- doing it -------------------------------------------------------------------------------------------------------
 
 
-class _Drive:
+class Drive:
     """One case on a network of its own."""
 
     def __init__(
         self, mapping: dict[str, Any], protocol: Any, actions: list[list[Any]], weather: str
     ) -> None:
         self._clock = netsim.Clock()
-        self._network = netsim.Network(self._clock, netsim.Topology.from_mapping(mapping), protocol)
+        self.network = netsim.Network(self._clock, netsim.Topology.from_mapping(mapping), protocol)
         self._actions, self._weather = actions, weather
         self._followers = {action[2] - 1: action for action in actions if action[1] in _FOLLOWING}
         self._left = {action[2] for action in actions if action[1] in ("send", *_FOLLOWING)}
@@ -194,7 +193,7 @@ class _Drive:
             if self._weather in ("none", "direct"):
                 self._clock.run()
             else:
-                faults = Faults(self._network)
+                faults = Faults(self.network)
                 if self._weather == "given-up":
                     faults.on_stuck = self._stuck
                 faults.run_until(lambda: not self._left)
@@ -234,7 +233,7 @@ class _Drive:
             elif verb == "look":
                 self._look()
             else:
-                getattr(self._network, verb)(*rest)
+                getattr(self.network, verb)(*rest)
 
     def _send(
         self,
@@ -252,7 +251,7 @@ class _Drive:
         if self._weather == "crash-told":
             options["on_dropped"] = partial(self._end, "x", number)
         delivered = partial(self._end, "d", number)
-        self._ids[number] = self._network.send(
+        self._ids[number] = self.network.send(
             source, target, num_bytes, delivered, connection=connection, **options
         )
 
@@ -260,7 +259,7 @@ class _Drive:
         if number not in self._left:
             return
         try:
-            self._aborted[str(number)] = round(self._network.abort(self._ids[number]), 3)
+            self._aborted[str(number)] = round(self.network.abort(self._ids[number]), 3)
         except netsim.InputError:  # a crash has had it sent again, as another transfer
             self._aborted[str(number)] = "refused"
             return
@@ -290,5 +289,5 @@ class _Drive:
             raise netsim.DeadlockError("stuck often enough")
 
     def _look(self) -> None:
-        crossed = [round(float(num_bytes), 3) for num_bytes in self._network.link_bytes]
+        crossed = [round(float(num_bytes), 3) for num_bytes in self.network.link_bytes]
         self._looks.append({str(link): num_bytes for link, num_bytes in enumerate(crossed) if num_bytes})
