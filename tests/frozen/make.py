@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import frozen_collectives
 import frozen_traces
 import frozen_transfers
+import frozen_verdicts
 
 import netsim
 
@@ -70,10 +71,18 @@ PARTS = {
         },
         stride=2,
     ),
+    "verdicts": Part(frozen_verdicts.names, frozen_verdicts.answer, {"ends": 1e-8}, stride=3),
 }
 
 # Link bytes are kept to a thousandth; trace files to a nanosecond, and ranks go on at instants of a grid.
-_SLACK = {"looks": 0.002, "aborted": 0.002, "transfers": 0.002, "events": 0.002, "microseconds": 0.02}
+_SLACK = {
+    "looks": 0.002,
+    "aborted": 0.002,
+    "transfers": 0.002,
+    "events": 0.002,
+    "microseconds": 0.02,
+    "ends": 2e-8,
+}
 
 
 @dataclass(frozen=True)
