@@ -23,6 +23,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import frozen_collectives
+import frozen_commands
 import frozen_runs
 import frozen_traces
 import frozen_transfers
@@ -91,6 +92,7 @@ PARTS = {
     ),
     "runs": Part(frozen_runs.names, frozen_runs.answer, {"times": _GRID_TIMES}, frozen_runs.tested),
     "verdicts": Part(frozen_verdicts.names, frozen_verdicts.answer, {"ends": _GRID_TIMES}, _every(3)),
+    "commands": Part(frozen_commands.names, frozen_commands.answer, {"json": _TIMES}, frozen_commands.tested),
 }
 
 
