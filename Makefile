@@ -47,7 +47,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,docs,fast]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,docs]'
 	touch $@
 
 $(VENV)/.soak: $(VENV)/.ready

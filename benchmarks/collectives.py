@@ -1,245 +1,159 @@
-"""How fast collectives are simulated, beside SimGrid's times for the same.
+"""Collectives on the live network: processor time of one, by protocol, number of ranks and jitter.
 
-    python benchmarks/collectives.py [--large]
+    python benchmarks/collectives.py                      this checkout; compiled where it was built so
+    python benchmarks/collectives.py --interpreted        the engine's sources
+    python benchmarks/collectives.py --against CHECKOUT   another checkout beside it, in turns, with the ratio
+    python benchmarks/collectives.py --curve              over 2 to 1,024 ranks
 
-Ring all-reduces of 100 MB over a star, over four regions and placed round-robin over four regions, a small
-collective repeated, and the collectives of training over a WAN, whose steps overlap. SimGrid's figures
-(3.32, plain max-min, whole process on a quiet machine of 2 cores) are those of the golden data; where its
-Python module is installed it is not run, since its C++ API is several times faster. `--large` adds 4,096
-and 10,000 ranks. Times do not contain loading the topology; the first run of the compiled loop, which
-compiles it once per machine, is told apart.
+Ranks compute for 50 ms, more or less by a normal jitter, and meet in a ring all-reduce; the first collective, which
+opens connections, is in the mean. `run_ranks` goes through threads and the kernel as a program does.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
+import json
+import os
 import random
-import resource
+import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn
-
-from netsim.collectives import default_algorithm, schedule, start_collective
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
-from netsim.ranks.kernel import Kernel
-from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
-from netsim.topology import Topology
-from netsim.topology.protocol import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Iterator
 
-WAN = {
-    "ab": (200, 40),
-    "ac": (200, 90),
-    "ad": (100, 150),
-    "bc": (200, 70),
-    "bd": (300, 110),
-    "cd": (200, 130),
-}
-
-# Kind of network, ranks, SimGrid's seconds of host time, its result in virtual seconds.
-SIMGRID = [
-    ("star", 64, 0.05, 4.095),
-    ("star", 256, 0.43, 11.79375),
-    ("star", 1024, 8.5, 42.518449776),
-    ("regions", 64, None, 34.6626),
-    ("regions", 256, None, 92.4885),
-    ("regions", 1024, 10.9, 323.08909776),
-    ("round-robin", 64, 0.04, 270.9126),
-    ("round-robin", 256, 0.5, 1096.551),
+ROWS = [
+    (kind, ranks, protocol, num_bytes, jitter)
+    for kind, ranks, sizes, protocols in (
+        ("network", 8, (4_000, 4_000_000), ("ideal", "linux-tcp", "gloo")),
+        ("network", 64, (4_000_000,), ("ideal", "linux-tcp", "gloo")),
+        ("run_ranks", 8, (4_000,), ("ideal", "linux-tcp", "gloo")),
+        ("run_ranks", 64, (4_000,), ("ideal", "linux-tcp")),
+    )
+    for protocol in protocols
+    for num_bytes in sizes
+    for jitter in (0.0, 0.1)
+]
+CURVE = [
+    ("network", ranks, protocol, 1_000_000, jitter)
+    for ranks in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    for protocol in ("ideal", "linux-tcp")
+    for jitter in (0.0, 0.1)
 ]
 
 
-def star(num: int) -> Topology:
-    """Hosts around a switch: 1 Gbit/s, 10 ms on either side."""
-    links = [{"between": [f"h{i}", "sw"], "bandwidth": "1 Gbit/s", "latency": "10 ms"} for i in range(num)]
-    hosts: dict[str, dict[str, str]] = {f"h{i}": {} for i in range(num)}
-    plain = {
-        "name": "star",
-        "source": "SimGrid comparison",
-        "hosts": hosts,
-        "routers": ["sw"],
-        "links": links,
-    }
-    return Topology.from_mapping(plain)
-
-
-def regions(num: int) -> Topology:
-    """Four regions of equal size, a pipe between each two."""
-    region = {"hosts": num // 4, "nic": "10 Gbit/s", "latency": "0.05 ms"}
-    wan = [
-        {"between": list(pair), "bandwidth": f"{mbit} Mbit/s", "latency": f"{milliseconds} ms"}
-        for pair, (mbit, milliseconds) in WAN.items()
+def seconds_a_collective(kind: str, ranks: int, protocol: str, num_bytes: int, jitter: float) -> float:
+    """Processor seconds of one collective."""
+    steps = max(3, min(40, 400 // ranks)) if ranks <= 128 else 1
+    delays = [
+        [0.05 * max(1 + jitter * random.Random(f"{rank} {step}").gauss(0, 1), 0.0) for step in range(steps)]
+        for rank in range(ranks)
     ]
-    plain = {
-        "name": "regions",
-        "source": "SimGrid comparison",
-        "regions": dict.fromkeys("abcd", region),
-        "wan": wan,
-    }
-    return Topology.from_mapping(plain)
+    run = _on_network if kind == "network" else _with_ranks
+    return run(ranks, protocol, num_bytes, delays) / steps
 
 
-def time_ring(topology: Topology, hosts: list[int], num_bytes: int = 100_000_000) -> tuple[float, float]:
-    """(virtual seconds, host seconds) of one ring all-reduce, schedule and network made anew."""
-    started = time.perf_counter()
-    clock = Clock()
-    network = Network(clock, topology, "ideal")
-    made = schedule("all_reduce", len(hosts), num_bytes=num_bytes, algorithm="ring")
-    ends: list[float] = []
-    one = start_collective(network, made, hosts, on_done=lambda member: ends.append(clock.now))
-    for member in range(len(hosts)):
-        one.arrive(member)
-    clock.run()
-    return max(ends), time.perf_counter() - started
+def _on_network(ranks: int, protocol: str, num_bytes: int, delays: list[list[float]]) -> float:
+    import netsim
+    from netsim.collectives import schedule, start_collective
 
-
-def time_repeated(
-    topology: Topology, protocol: str, pause_seconds: float, repetitions: int = 50
-) -> list[float]:
-    """Host seconds of an all-reduce of 1 MB among 8 ranks: each of the first five, and the quickest of the rest."""
-    clock = Clock()
-    network = Network(clock, topology, protocol)
-    algorithm = default_algorithm("all_reduce", gloo=network.protocol.rendezvous)
-    made = schedule("all_reduce", 8, num_bytes=1_000_000, algorithm=algorithm)
-    took = []
-    for _ in range(repetitions):
-        if pause_seconds:
-            clock.run(until=clock.now + pause_seconds)
-        started = time.perf_counter()
-        one = start_collective(network, made, range(8), group="all", on_done=lambda member: None)
-        for member in range(8):
-            one.arrive(member)
-        clock.run()
-        took.append(time.perf_counter() - started)
-    return [*took[:5], min(took[5:])]
-
-
-# Kind of training: bytes of each of its all-reduces, in steps of 50 ms; every how many steps they happen.
-TRAINING = {
-    "AllReduce": ([200_000], 1),
-    "AllReduce, 4 buckets": ([1_000_000] * 4, 1),
-    "DiLoCo, H = 20": ([200_000], 20),
-}
-DISTURBED = {"": (0.0, 0.0), "10 % jitter": (0.1, 0.0), "1 % stragglers": (0.0, 0.01)}
-STEP_SECONDS = 0.05
-
-
-def requests(kind: str, disturbance: str, rank: int, steps: int) -> list[Request]:
-    """What a rank of 8 asks of the kernel: buckets leave during the backward pass, which is half of a step."""
-    sizes, every = TRAINING[kind]
-    jitter, stragglers = DISTURBED[disturbance]
-    draw = random.Random(rank)
-    made: list[Request] = []
-    for step in range(steps):
-        seconds = STEP_SECONDS * math.exp(draw.gauss(0.0, jitter) - jitter**2 / 2)
-        seconds *= 5 if draw.random() < stragglers else 1
-        made.append(Advance(seconds / 2))
-        if step % every:
-            made.append(Advance(seconds / 2))
-            continue
-        keys = [Key("all", step * len(sizes) + bucket) for bucket in range(len(sizes))]
-        for key, num_bytes in zip(keys, sizes, strict=True):
-            made.append(Advance(seconds / 2 / len(sizes)))
-            made.append(Post(key, rank, Call("all_reduce", tuple(range(8)), num_bytes, element_bytes=4)))
-        made += map(Wait, keys)
-    return [*made, Exit()]
-
-
-def time_training(kind: str, disturbance: str, protocol: str, steps: int = 60) -> float:
-    """Host seconds of each collective, the ranks' other requests included."""
-    clock, topology = Clock(), Topology.load("wan-4-regions")
-    network = Network(clock, topology, protocol)
-    hosts = topology.place(8)
-
-    def start(
-        call: Call, group: Hashable, on_done: Callable[[int], None]
-    ) -> tuple[Callable[[int, Call], None], Callable[[], None]]:
-        algorithm = default_algorithm(call.op, gloo=network.protocol.rendezvous)
-        made = schedule(call.op, 8, num_bytes=call.num_bytes, algorithm=algorithm, element_bytes=4)
-        one = start_collective(network, made, hosts, group=group, on_done=on_done)
-        return lambda member, _: one.arrive(member), one.cancel
-
-    def refill(rank: int) -> NoReturn:
-        raise AssertionError(rank)
-
-    kernel = Kernel(
-        8,
-        refill,
-        answer=lambda rank, value: None,
-        start=start,
-        clock=clock,
-        collectives_in_flight=Protocol.parse(protocol).collectives_in_flight,
-        on_row=lambda row: None,
+    topology = netsim.Topology.load("wan-4-regions")
+    hosts = tuple(rank % len(topology.hosts) for rank in range(ranks))
+    planned = schedule(
+        "all_reduce", ranks, num_bytes=num_bytes, algorithm="ring", hosts=hosts, topology=topology
     )
-    for rank, stream in enumerate(kernel.streams):
-        stream.extend(requests(kind, disturbance, rank, steps))
-    started = time.perf_counter()
-    kernel.run()
-    sizes, every = TRAINING[kind]
-    return (time.perf_counter() - started) / (len(sizes) * len(range(0, steps, every)))
+    clock = netsim.Clock()
+    network = netsim.Network(clock, topology, protocol)
+    running: dict[int, Any] = {}
+    awaited: dict[tuple[int, int], Any] = {}
 
-
-PROTOCOLS = ("ideal", "linux-tcp", "gloo")
-
-
-def print_small() -> None:
-    """Two tables: a collective repeated, and those of training."""
-    print(
-        f"\n{'8 ranks, 1 MB, microseconds':32}"
-        + "".join(f"{f'no. {i}':>8}" for i in range(1, 6))
-        + "   later"
-    )
-    for name, topology in (("star", star(8)), ("wan", Topology.load("wan-4-regions"))):
-        for pause in (0.0, 16.0):
-            for protocol in PROTOCOLS:
-                took = time_repeated(topology, protocol, pause)
-                title = f"{name}, {protocol}" + (f", {pause:g} s apart" if pause else "")
-                print(f"{title:32}" + "".join(f"{1e6 * each:8.0f}" for each in took))
-    print(
-        f"\n{'8 ranks on a WAN, ms a collective':40}" + "".join(f"{protocol:>10}" for protocol in PROTOCOLS)
-    )
-    for kind in TRAINING:
-        for disturbance in DISTURBED:
-            took = [time_training(kind, disturbance, protocol) for protocol in PROTOCOLS]
-            title = f"{kind}, {disturbance}" if disturbance else kind
-            print(f"{title:40}" + "".join(f"{1e3 * each:10.2f}" for each in took))
-
-
-def main(large: bool) -> None:
-    """Print a line for each case."""
-    print_rings(large)
-    print_small()
-
-
-def print_rings(large: bool) -> None:
-    """Rings of many ranks beside SimGrid's."""
-    print(
-        f"{'ring all-reduce of 100 MB':26} {'virtual s':>14} {'SimGrid':>14} {'host s':>8} {'SimGrid':>8} {'ratio':>7}"
-    )
-    topologies: dict[tuple[str, int], Topology] = {}
-    for kind, num, theirs, wanted in SIMGRID:
-        key = ("star" if kind == "star" else "regions", num)
-        topology = topologies.setdefault(key, star(num) if kind == "star" else regions(num))
-        hosts = [rank % 4 * (num // 4) + rank // 4 if kind == "round-robin" else rank for rank in range(num)]
-        first = time_ring(topology, hosts)[1]
-        virtual, took = time_ring(topology, hosts)
-        ratio = f"{took / theirs:7.3f}" if theirs else "      -"
-        simgrid = f"{theirs:8.2f}" if theirs else "       -"
-        print(
-            f"{kind + ', ' + str(num):26} {virtual:14.9f} {wanted:14.9f} {took:8.3f} {simgrid} {ratio}"
-            f"   (first time, routes and compilation included: {first:.2f} s)"
-        )
-    for num in (4096, 10_000) if large else ():
-        for make in (star, regions):
-            virtual, took = time_ring(make(num), list(range(num)))
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-            print(
-                f"{make.__name__ + ', ' + str(num):26} {virtual:14.6f} {'':14} {took:8.3f}   peak memory {peak:.2f} GB"
+    def begin(step: int, rank: int) -> Any:
+        if step not in running:
+            running.pop(step - 3, None)
+            running[step] = start_collective(
+                network,
+                planned,
+                hosts,
+                group="all",
+                on_done=lambda member: awaited.pop((step, member)).succeed(),
             )
+        event = awaited[step, rank] = clock.event()
+        running[step].arrive(rank)
+        return event
+
+    def process(rank: int) -> Iterator[Any]:
+        for step, seconds in enumerate(delays[rank]):
+            yield clock.timeout(seconds)
+            yield begin(step, rank)
+
+    for rank in range(ranks):
+        clock.process(process(rank))
+    began = time.process_time()
+    clock.run()
+    return time.process_time() - began
+
+
+def _with_ranks(ranks: int, protocol: str, num_bytes: int, delays: list[list[float]]) -> float:
+    import torch
+
+    from exogym_core.ranks.run import run_ranks
+
+    torch.set_num_threads(1)
+
+    def body(comm: Any) -> None:
+        tensor = torch.ones(num_bytes // 4)
+        for seconds in delays[comm.rank]:
+            comm.advance(seconds)
+            comm.all_reduce(tensor)
+
+    run_ranks(body, ranks, topology="wan-4-regions", protocol=protocol)
+    began = time.process_time()
+    run_ranks(body, ranks, topology="wan-4-regions", protocol=protocol)
+    return time.process_time() - began
+
+
+def _elsewhere(checkout: Path, row: tuple[Any, ...]) -> float:
+    """The same row by another checkout's code."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, str(Path(__file__).resolve()), "--row", json.dumps(row)]
+    told = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=True)
+    return float(told.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--interpreted", action="store_true")
+    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.interpreted:
+        from netsim.network.build import load_sources
+
+        load_sources()
+    if given.row:
+        print(seconds_a_collective(*json.loads(given.row)))
+        return
+    if not given.against:
+        print("| | ranks | protocol | bytes | jitter | ms |\n|---|---|---|---|---|---|")
+    else:
+        print(
+            "| | ranks | protocol | bytes | jitter | ms | other ms | ratio |\n|---|---|---|---|---|---|---|---|"
+        )
+    for row in CURVE if given.curve else ROWS:
+        kind, ranks, protocol, num_bytes, jitter = row
+        cells = [kind, str(ranks), protocol, f"{num_bytes:,}", f"{jitter:.0%}"]
+        mine = seconds_a_collective(*row)
+        cells.append(f"{1e3 * mine:.2f}")
+        if given.against:
+            other = _elsewhere(given.against, row)
+            cells += [f"{1e3 * other:.2f}", f"{mine / other:.3f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main("--large" in sys.argv[1:])
+    main()

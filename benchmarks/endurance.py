@@ -5,7 +5,7 @@
 
 On the network, every step: capacities drift, all ranks compute, 8 of 64 drawn at random average over a group of their
 own, 16 send something to another one, and now and then everybody averages. Ten lines are printed: processor time a step
-and memory in use so far, and what the network and its collectives remember. With `ranks` four average and four send to
+and memory in use so far, and what the network and its clock keep. With `ranks` four average and four send to
 four others without waiting for it; there are twenty lines.
 """
 
@@ -24,9 +24,8 @@ import torch
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from netsim.collectives import schedule, start_collective
-from netsim.collectives.times.domains import Domains
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 from netsim.topology.weather import Drift
 from netsim.weather.faults import Faults
@@ -56,10 +55,7 @@ def live(steps: int) -> None:
     network = Network(clock, topology, "linux-tcp")
     lines = tuple(link.index for link in topology.links if "." not in link.source + link.target)
     Faults(network).add(Drift(lines, "lognormal", 10 * STEP_SECONDS, sigma=0.3))
-    remembered = Domains.of(network).memory
-    print(
-        f"{'steps':>8} {'ms a step':>10} {'peak MB':>9} {'connections':>12} {'steps kept':>11} {'clock queue':>12}"
-    )
+    print(f"{'steps':>8} {'ms a step':>10} {'peak MB':>9} {'connections':>12} {'clock queue':>12}")
     began, every = time.process_time(), max(steps // 10, 1)
     for step in range(1, steps + 1):
         group = sorted(draw.sample(range(RANKS), 8))
@@ -76,7 +72,7 @@ def live(steps: int) -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
             print(
                 f"{step:8} {1e3 * (now - began) / every:10.2f} {peak:9.1f} {network.num_connections:12} "
-                f"{len(remembered.steps):11} {len(clock._queue):12}",
+                f"{len(clock.upcoming):12}",
                 flush=True,
             )
             began = now

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netsim.collectives import Schedule, schedule, start_collective
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
     python benchmarks/network.py     seconds against SimGrid's, side by side where it is installed
 
 SimGrid is taken from the system (Debian: libsimgrid-dev and g++); otherwise its recorded seconds are used,
-which stem from another machine. Start-up, set-up and the first compilation are left out on both sides.
+which stem from another machine. Start-up and set-up are left out on both sides.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 
 import simgrid_cases  # noqa: E402
 
+from netsim.collectives import schedule, start_collective  # noqa: E402
 from netsim.face.flows import time_flows  # noqa: E402
-from netsim.fluid.compiling import LEAST  # noqa: E402
+from netsim.network.build import runs_compiled  # noqa: E402
+from netsim.network.clock import Clock  # noqa: E402
+from netsim.network.network import Network  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +51,6 @@ def seconds_of(call: Callable[[], object]) -> float:
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
-
-
-def finish_times(topology: Topology, rows: list[simgrid_cases.Row], *, compiled: bool) -> np.ndarray:
-    LEAST["transfers"] = 0 if compiled else len(rows) + 1
-    return time_flows(topology, rows, "ideal")
 
 
 def build_simgrid(folder: Path) -> Path | None:
@@ -93,47 +91,42 @@ def simgrid_seconds(
 
 def show_flow_speed(program: Path | None, folder: Path) -> None:
     source = "beside" if program else "recorded"
-    print(
-        f"{'transfers':28}{'number':>8}{'Python s':>10}{'compiled s':>12}{'SimGrid s':>11} ({source})   ratios"
-    )
+    print(f"{'transfers':28}{'number':>8}{'netsim s':>10}{'SimGrid s':>11} ({source})   ratio")
     for name, recorded in RECORDED.items():
         topology, rows = simgrid_cases.case(name)
-        finish = finish_times(topology, rows, compiled=True)  # loads, and finds the routes
-        compiled_seconds = min(
-            seconds_of(partial(finish_times, topology, rows, compiled=True)) for _ in range(3)
-        )
-        python_seconds = seconds_of(partial(finish_times, topology, rows, compiled=False))
+        time_rows = partial(time_flows, topology, rows, "ideal")
+        finish = time_rows()  # finds the routes
+        ours = seconds_of(time_rows)
         theirs = simgrid_seconds(program, folder, topology, rows, finish) if program else recorded
-        print(
-            f"{name:28}{len(rows):8}{python_seconds:10.3f}{compiled_seconds:12.3f}{theirs:11.3f}"
-            f"{python_seconds / theirs:20.2f}{compiled_seconds / theirs:8.2f}"
-        )
+        print(f"{name:28}{len(rows):8}{ours:10.3f}{theirs:11.3f}{ours / theirs:19.2f}")
 
 
 def ring_seconds(topology: Topology, hosts: list[int]) -> tuple[float, float]:
-    """A ring all-reduce of 100 MB, compiled: host seconds, and virtual seconds until all are done."""
-    from netsim.fluid import compiled
-
-    steps = simgrid_cases.ring_steps(topology, hosts)
+    """A ring all-reduce of 100 MB, message by message: host seconds, and virtual seconds until all are done."""
+    clock = Clock()
+    made = schedule("all_reduce", len(hosts), num_bytes=100_000_000, algorithm="ring")
+    ring = start_collective(Network(clock, topology, "ideal"), made, hosts, on_done=lambda member: None)
     begin = time.perf_counter()
-    _, done = compiled.run_steps(*steps)
-    return time.perf_counter() - begin, float(done.max())
+    for member in range(len(hosts)):
+        ring.arrive(member)
+    clock.run()
+    return time.perf_counter() - begin, clock.now
 
 
 def show_ring_speed() -> None:
-    head = f"{'ring all-reduce, 100 MB':28}{'hosts':>8}{'virtual s':>12}{'compiled s':>12}"
+    head = f"{'ring all-reduce, 100 MB':28}{'hosts':>8}{'virtual s':>12}{'netsim s':>10}"
     print(f"\n{head}{'SimGrid s':>11} (recorded)")
     for (name, num), recorded in RECORDED_RINGS.items():
         topology = simgrid_cases.star(num) if name == "star" else simgrid_cases.wan4(num)
         hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if "robin" in name else list(range(num))
-        ring_seconds(topology, hosts)
         taken, virtual = ring_seconds(topology, hosts)
-        print(f"{name:28}{num:8}{virtual:12.5f}{taken:12.3f}{recorded:11.2f}   ratio {taken / recorded:.2f}")
+        print(f"{name:28}{num:8}{virtual:12.5f}{taken:10.3f}{recorded:11.2f}   ratio {taken / recorded:.2f}")
 
 
 def main() -> None:
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {versions}\n")
+    engine = "compiled" if runs_compiled() else "interpreted"
+    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {versions}, engine {engine}\n")
     with tempfile.TemporaryDirectory() as name:
         show_flow_speed(build_simgrid(Path(name)), Path(name))
     show_ring_speed()

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from netsim.collectives.times.choose import parse_collectives
+    from netsim.collectives.choice import parse_collectives
     from netsim.face.calls import CollectiveTimes, FlowTimes, collective, flows
     from netsim.files.errors import (
         DeadlockError,
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
         UnknownNameError,
         unknown_name,
     )
-    from netsim.fluid.clock import Clock
-    from netsim.fluid.network import Network
+    from netsim.network.clock import Clock
+    from netsim.network.network import Network
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology, shipped_topologies
     from netsim.topology.windows import WindowLimit
 
 _PLACES = {
-    "Clock": "fluid.clock",
+    "Clock": "network.clock",
     "CollectiveTimes": "face.calls",
     "DeadlockError": "files.errors",
     "FlowTimes": "face.calls",
     "InputError": "files.errors",
     "MismatchError": "files.errors",
     "NetsimError": "files.errors",
-    "Network": "fluid.network",
+    "Network": "network.network",
     "Protocol": "topology.protocol",
     "RankError": "files.errors",
     "Topology": "topology.topology",
@@ -47,7 +47,7 @@ _PLACES = {
     "WindowLimit": "topology.windows",
     "collective": "face.calls",
     "flows": "face.calls",
-    "parse_collectives": "collectives.times.choose",
+    "parse_collectives": "collectives.choice",
     "shipped_topologies": "topology.topology",
     "unknown_name": "files.errors",
 }

@@ -16,8 +16,8 @@ from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim import Topology, parse_collectives
 from netsim.collectives import ALGORITHMS, Choices, schedule
-from netsim.collectives.times.bound import lower_bound_seconds
-from netsim.collectives.times.timing import time_collective
+from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.timing import time_collective
 from netsim.files.errors import InputError
 from netsim.topology.protocol import Protocol
 
@@ -144,7 +144,7 @@ def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytes
         simulated.append(made.num_bytes)
         return time_collective(net, protocol, made, hosts, **options)
 
-    monkeypatch.setattr("netsim.collectives.times.choose.time_collective", watched)
+    monkeypatch.setattr("netsim.collectives.choice.time_collective", watched)
     lossy = Topology.from_mapping(
         {
             "name": "lossy",

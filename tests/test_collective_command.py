@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from netsim.collectives import ALGORITHMS, OPERATIONS, schedule
-from netsim.collectives.times.bound import lower_bound_seconds
-from netsim.collectives.times.timing import time_collective
+from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.timing import time_collective
 from netsim.tools.collective import command
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol

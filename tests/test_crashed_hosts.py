@@ -13,7 +13,7 @@ from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.files.errors import DeadlockError
-from netsim.fluid.clock import on_grid
+from netsim.network.clock import on_grid
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

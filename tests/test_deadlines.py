@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal, request_from_record, request_to_line
 from netsim.files.errors import DeadlockError, InputError
-from netsim.fluid.clock import Clock, on_grid
+from netsim.network.clock import Clock, on_grid
 from netsim.ranks.kernel import Kernel, StampedRow
 from netsim.ranks.requests import Advance, Answer, Arrival, Exit, Join, Key, Request
 

@@ -9,7 +9,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal
-from netsim.fluid.recorder import Span
+from netsim.network.recorder import Span
 from netsim.ranks.requests import Call, Key, Post
 from netsim.tools.chakra import ExecutionTraces
 

@@ -14,11 +14,11 @@ import pytest
 
 from exogym_core.communicator import run_ranks
 from netsim.collectives import default_algorithm, schedule, start_collective
-from netsim.collectives.times.timing import time_collective
+from netsim.collectives.timing import time_collective
 from netsim.face.flows import time_flows
 from netsim.files.errors import DeadlockError, InputError
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from interpreted_engine import use_sources
 
 from exogym_core.communicator import run_ranks
-from netsim.collectives.times.events import Execution
 from netsim.face.flows import time_flows
 from netsim.files.errors import DeadlockError
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 from netsim.weather.faults import Faults
 
@@ -81,7 +81,7 @@ def test_what_got_lost_on_the_way_is_told_with_who_waits_for_whom(
     weather: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should a transfer ever be forgotten by mistake, the run ends with a table instead of never."""
-    monkeypatch.setattr(Execution, "_send", lambda self, *args, **named: None)
+    monkeypatch.setattr(use_sources(monkeypatch).Collective, "_send", lambda self, *args: None)
 
     def body(comm: Communicator) -> None:
         if comm.rank < 2:

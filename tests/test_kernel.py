@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from netsim.files.errors import DeadlockError, InputError
-from netsim.fluid.clock import Clock, on_grid
+from netsim.network.clock import Clock, on_grid
 from netsim.ranks.kernel import Kernel, StampedRow
 from netsim.ranks.requests import (
     Advance,

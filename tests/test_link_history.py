@@ -13,8 +13,8 @@ from exogym_core.communicator.simulated.link_history import LinkHistory
 from exogym_core.ranks.run import run_ranks
 from exogym_core.results.record import RunFolder
 from exogym_core.results.report.network import link_use
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

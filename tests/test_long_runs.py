@@ -11,7 +11,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from netsim.fluid.clock import Clock
+from netsim.network.clock import Clock
 from netsim.ranks.kernel import Kernel
 from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
 

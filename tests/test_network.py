@@ -10,15 +10,13 @@ import pytest
 import simpy
 
 from netsim.files.errors import InputError, UnknownNameError
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from netsim.fluid.fairness import FloatArray, IntArray
+    from collections.abc import Hashable, Sequence
 
 # a - switch - b, c: 8 Mbit/s each way, 10 ms from the host to the switch: 1 MB takes 1.02 s.
 TOPOLOGY = Topology.from_mapping(
@@ -69,17 +67,19 @@ def test_a_transfer_takes_latency_and_bytes_over_rate(clock: Clock, network: Net
     assert clock.now == 1.02
 
 
-def test_it_runs_on_a_plain_simpy_environment() -> None:
-    env = simpy.Environment()
-    network = Network(env, TOPOLOGY)
+def test_it_needs_a_clock_that_knows_networks() -> None:
+    with pytest.raises(InputError, match=r"its clock is a Environment; give a netsim\.Clock\(\)"):
+        Network(simpy.Environment(), TOPOLOGY)  # type: ignore[arg-type]
 
+
+def test_processes_of_simpy_share_its_clock(clock: Clock, network: Network) -> None:
     def process() -> Any:
         yield network.transfer(A, B, MEGABYTE)
-        yield env.timeout(1)
+        yield clock.timeout(1)
         yield network.transfer(B, A, 0)
 
-    env.run(env.process(process()))
-    assert env.now == pytest.approx(2.04, rel=1e-12)
+    clock.run(clock.process(process()))
+    assert clock.now == pytest.approx(2.04, rel=1e-12)
 
 
 def test_messages_of_one_connection_leave_whole_and_in_order(
@@ -187,7 +187,7 @@ def test_an_abort_behind_others_or_before_the_latency_is_over_frees_nothing_else
 def test_one_more_transfer_than_were_ever_in_flight_does_not_stop_the_clock(
     clock: Clock, network: Network, log: Log, num: int
 ) -> None:
-    """Instants that are due are looked for in another way from some number on: also what was planned before."""
+    """However many are due at once, each is once."""
     for connection in range(num):
         network.send(A, B, MEGABYTE, log.on("first"), connection=connection)
     clock.run(until=1.0)
@@ -239,8 +239,8 @@ def test_observers_change_nothing(clock: Clock, network: Network, log: Log) -> N
         def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
             self.seen.append((transfer, delivered_bytes))
 
-        def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
-            self.seen.append(dict(zip(transfers.tolist(), bytes_per_second.tolist(), strict=True)))
+        def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
+            self.seen.append(dict(zip(transfers, bytes_per_second, strict=True)))
 
     nosy = Nosy()
     network.observe(nosy)

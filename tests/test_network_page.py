@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from netsim.collectives import schedule
-from netsim.collectives.times.timing import time_collective
+from netsim.collectives.timing import time_collective
 from netsim.face.flows import time_flows
 from netsim.topology import Topology
 from netsim.topology.protocol import PRESETS, Protocol

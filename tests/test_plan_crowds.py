@@ -11,7 +11,7 @@ from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Measured, Setting, measure
 from exogym_core.planning.models import planned_model
 from exogym_core.strategy import build_strategy
-from netsim.collectives.times import abridged, crowd
+from netsim.collectives import abridged
 from netsim.files.errors import InputError
 from netsim.topology.topology import Topology
 
@@ -41,7 +41,7 @@ def test_a_crowd_takes_what_its_busiest_link_takes(protocol: Any, monkeypatch: p
     where = homes(24, protocol=protocol)
     strategy = build_strategy("DiLoCo", H=2, codec="int8")
     whole = Measured(strategy, where)
-    monkeypatch.setattr(crowd, "_MOST_MESSAGES", 300)
+    monkeypatch.setattr(abridged, "_FEWEST_OF_A_CROWD", 300)
     reckoned = Measured(strategy, homes(24, protocol=protocol))
     assert reckoned.plan.seconds_per_round == pytest.approx(whole.plan.seconds_per_round, rel=0.02)
     assert reckoned.plan.wan_bytes == whole.plan.wan_bytes

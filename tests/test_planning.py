@@ -238,7 +238,7 @@ def test_a_long_ring_under_tcp_is_reckoned_from_its_first_steps(monkeypatch: pyt
         model=planned_model("llama-2m", 32),
     )
     reckoned = measure(build_strategy("DiLoCo", H=2), where)
-    monkeypatch.setattr("netsim.collectives.times.abridged._MOST_WINDOWED_MESSAGES", 10**9)
+    monkeypatch.setattr("netsim.collectives.abridged._MOST_WINDOWED_MESSAGES", 10**9)
     whole = measure(build_strategy("DiLoCo", H=2), where)
     assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=1e-3)
     assert reckoned.cost_by == pytest.approx(whole.cost_by)

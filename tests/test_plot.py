@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from netsim.face.flows import time_flows
-from netsim.fluid.recorder import Recorder
+from netsim.network.recorder import Recorder
 from netsim.tools.picture import Sketch
 from netsim.tools.plot import command, draw, mean_use
 from netsim.tools.trace import write_trace

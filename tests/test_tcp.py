@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import pytest
+from interpreted_engine import use_sources
 
 from netsim.face.flows import time_flows
-from netsim.fluid.clock import Clock
-from netsim.fluid.cubic import cubic_segments
-from netsim.fluid.network import Network
-from netsim.fluid.tcp import Window
+from netsim.network.clock import Clock
+from netsim.network.network import Network
+from netsim.network.tcp import Window, cubic_segments
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
@@ -240,14 +240,13 @@ def lossy(num_bytes: float, loss: str, latency: str, bandwidth: str, num: int = 
     )
     clock = Clock()
     network = Network(clock, topology, "linux-tcp")
+    done: list[float] = []
     for connection in range(num):
-        network.send(0, 1, num_bytes, lambda: None, connection=connection)
-    count = 0
-    while clock.peek() < math.inf:
-        clock.step()
-        count += 1
-        assert count < 20_000, "the cost grows with the bytes"
-    return clock.now, count
+        network.send(0, 1, num_bytes, lambda: done.append(clock.now), connection=connection)
+    while len(done) < num:
+        clock.run(until=clock.now + 1e6)
+        assert network.engine.num_events < 20_000 * num, "the cost grows with the bytes"
+    return max(done), network.engine.num_events
 
 
 LOSSY = [
@@ -276,38 +275,32 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
     monkeypatch: pytest.MonkeyPatch, loss: str, latency: str, bandwidth: str, num: int
 ) -> None:
     quick, _ = lossy(1e9, loss, latency, bandwidth, num)
-    monkeypatch.setattr("netsim.fluid.tcp.Period.is_like", lambda self, other: False)
+    monkeypatch.setattr(use_sources(monkeypatch).Period, "is_like", lambda self, other: False)
     slow, _ = lossy(1e9, loss, latency, bandwidth, num)
     assert quick == pytest.approx(slow, rel=1e-4)
 
 
-def other(value: Any) -> Any:
-    """A value that differs from a window's attribute."""
-    if isinstance(value, bool):
-        return not value
-    return value + 1.5 if isinstance(value, float | int) and math.isfinite(value) else 1.5
-
-
-@pytest.mark.parametrize("lost_at", [math.nan, 20_000.0])
-def test_windows_that_differ_in_anything_but_their_terms_have_other_states(lost_at: float) -> None:
-    """What is remembered of a connection is found by this state: an attribute that it lacks would be mixed up."""
+def test_a_window_says_how_far_a_message_may_go() -> None:
+    """Slow start: the first window leaves at the rate of the network, then nothing until the round trip is over."""
     window = Window(Protocol.parse("linux-tcp"), 0.1, 0.0, 1e8, 1000)
-    window._began = window._last_used = 3.0
-    window._lost_at = lost_at
-    rules = {
-        "_lost",
-        "_period",
-        "_num_alike",
-        "_since_loss",
-        "_was_held",
-        "_granted",
-        "_cap",
-    }  # with CUBIC alone
-    before = window.state(4.0)
-    for name, value in list(vars(window).items()):
-        if name in Window.TERMS or (math.isnan(lost_at) and name in rules):
-            continue
-        setattr(window, name, other(value))
-        assert window.state(4.0) != before, name
-        setattr(window, name, value)
-    assert window.moved(7.0).state(11.0) == before
+    window.start(5.0, 100 * SEGMENT)
+    assert (window.stop, window.cap, window.timer) == (90 * SEGMENT, math.inf, math.inf)
+    window.go_on(5.01, 90 * SEGMENT)
+    assert (window.stop, window.cap, window.timer) == (0.0, 0.0, 5.1)
+    window.go_on(5.1, 90 * SEGMENT)
+    assert (window.stop, window.cap, window.timer) == (72 * SEGMENT, math.inf, math.inf)
+    window.end(5.2)
+    assert window.last_used == 5.2
+
+
+def test_a_window_is_as_new_when_it_was_idle_for_long_and_met_no_loss() -> None:
+    window = Window(Protocol.parse("linux-tcp"), 0.1, 0.0, 1e8, 1000)
+    assert window.is_as_new(0.0)
+    window.start(0.0, SEGMENT)
+    window.end(0.1)
+    assert not window.is_as_new(0.2)
+    assert window.is_as_new(10.0)
+    lossy_one = Window(Protocol.parse("linux-tcp"), 0.1, 0.01, 1e8, 1000)
+    lossy_one.start(0.0, SEGMENT)
+    lossy_one.end(0.1)
+    assert not lossy_one.is_as_new(10.0), "how far the next loss is, it remembers"

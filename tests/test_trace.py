@@ -17,9 +17,9 @@ from exogym_core.app.cli import main
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.face.flows import time_flows
 from netsim.files.errors import DeadlockError, InputError, RankError
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
-from netsim.fluid.recorder import Recorder
+from netsim.network.clock import Clock
+from netsim.network.network import Network
+from netsim.network.recorder import Recorder
 from netsim.tools.collective import command as collective_command
 from netsim.tools.flows import command as flows_command
 from netsim.topology import Topology

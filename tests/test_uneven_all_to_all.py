@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from exogym_core.communicator import run_ranks
 from netsim.collectives import schedule, start_all_to_all, start_collective
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 from netsim.topology.protocol import Protocol
 
@@ -83,9 +83,7 @@ def ends(
         )
         enter = lambda member, row: started.arrive(member)  # noqa: E731
     else:
-        enter, _ = start_all_to_all(
-            network, (0, 1, 2), lambda all_rows: schedule("all_to_all", 3, parts=all_rows), on_done=on_done
-        )
+        enter, _ = start_all_to_all(network, (0, 1, 2), on_done=on_done)
 
     def member(rank: int) -> Any:
         yield clock.timeout(arrivals[rank])

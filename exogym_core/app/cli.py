@@ -1,4 +1,4 @@
-"""`netgym`: run, compare, sweep, launch, rendezvous, report, sample, list, validate."""
+"""`netgym`: run, compare, sweep, launch, rendezvous, report, sample, list, validate, doctor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from exogym_core.app.bench_command import bench
 from exogym_core.app.common_options import CommonOptions, debug_flag, plain_json
+from exogym_core.app.doctor_command import doctor
 from exogym_core.app.launch import command as launch
 from exogym_core.app.plan_commands import advise, plan, reproduce
 from exogym_core.app.rendezvous_command import rendezvous
@@ -164,6 +165,7 @@ cli.add_command(plan)
 cli.add_command(advise)
 cli.add_command(bench)
 cli.add_command(compare)
+cli.add_command(doctor)
 cli.add_command(launch)
 cli.add_command(rendezvous)
 cli.add_command(report)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.ranks.watch import Silence
-    from netsim.fluid.recorder import Recorder
+    from netsim.network.recorder import Recorder
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Letter, Take
 

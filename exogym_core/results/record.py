@@ -54,7 +54,7 @@ VALIDATION_COLUMNS = (
 """First columns of a strategy's validation metrics."""
 
 _ENVIRONMENT = "environment.json"
-_VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn", "numba")
+_VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) -> str:

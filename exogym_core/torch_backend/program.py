@@ -24,7 +24,7 @@ from exogym_core.torch_backend.registration import register
 from exogym_core.torch_backend.replacement import replace_backends
 from exogym_core.torch_backend.report import Exposure, ProgramReport, report_of
 from exogym_core.torch_backend.session import ComputeClock, attach
-from netsim.fluid.recorder import Recorder
+from netsim.network.recorder import Recorder
 from netsim.tools.chakra import ExecutionTraces
 from netsim.tools.trace import tracing
 

@@ -1,5 +1,7 @@
 """Collectives as schedules of messages, and the clock they take on a network."""
 
+from netsim.collectives.abridged import Abridged, Gathering, are_many, is_crowd
+from netsim.collectives.choice import Choices, parse_collectives, schedule
 from netsim.collectives.schedules.algorithms import (
     ALGORITHMS,
     OPERATIONS,
@@ -8,11 +10,8 @@ from netsim.collectives.schedules.algorithms import (
 )
 from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import Schedule
-from netsim.collectives.times.abridged import Abridged, Gathering
-from netsim.collectives.times.choose import Choices, parse_collectives, schedule
-from netsim.collectives.times.collective import Collective, start_collective
-from netsim.collectives.times.crowd import are_many, is_crowd
-from netsim.collectives.times.uneven import start_all_to_all
+from netsim.collectives.start import Collective, start_all_to_all, start_collective
+from netsim.collectives.timing import Timing, time_collective
 
 __all__ = [
     "ALGORITHMS",
@@ -22,6 +21,7 @@ __all__ = [
     "Collective",
     "Gathering",
     "Schedule",
+    "Timing",
     "algorithm_names",
     "are_many",
     "default_algorithm",
@@ -31,4 +31,5 @@ __all__ = [
     "schedule",
     "start_all_to_all",
     "start_collective",
+    "time_collective",
 ]

@@ -7,10 +7,10 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.choice import schedule
 from netsim.collectives.schedules.algorithms import algorithm_names, default_algorithm
-from netsim.collectives.times.bound import lower_bound_seconds
-from netsim.collectives.times.choose import schedule
-from netsim.collectives.times.timing import time_collective
+from netsim.collectives.timing import time_collective
 from netsim.face.flows import read_flows, time_flows
 from netsim.files.errors import InputError
 from netsim.files.units import parse_bytes, parse_seconds
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from netsim.collectives.schedules.schedule import Schedule
-    from netsim.collectives.times.timing import Timing
-    from netsim.fluid.recorder import Recorder
+    from netsim.collectives.timing import Timing
+    from netsim.network.recorder import Recorder
 
 __all__ = ["CollectiveTimes", "FlowTimes", "collective", "flows"]
 

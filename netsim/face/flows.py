@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from netsim.files.errors import DeadlockError, InputError, unknown_name
-from netsim.fluid.channel import BackgroundConnection
-from netsim.fluid.clock import Clock
-from netsim.fluid.compiling import is_worth_compiling
-from netsim.fluid.network import Network
-from netsim.fluid.wires import padded
+from netsim.network.clock import Clock
+from netsim.network.network import BackgroundConnection, Network
 from netsim.topology.protocol import Protocol
 from netsim.weather.faults import Faults
 
@@ -31,9 +28,8 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from netsim.fluid.fairness import FloatArray
-    from netsim.fluid.recorder import Recorder
-    from netsim.topology.topology import Topology
+    from netsim.network.recorder import Recorder
+    from netsim.topology.topology import FloatArray, Topology
 
 __all__ = ["Flow", "FlowTable", "read_flows", "time_flows"]
 
@@ -185,9 +181,6 @@ def time_flows(
     """
     parsed = Protocol.parse(topology.protocol if protocol is None else protocol)
     listed = [_as_flow(flow, topology) for flow in flows]
-    is_plain = parsed.is_plain and not topology.weather and recorder is None
-    if is_plain and is_worth_compiling("transfers", len(listed)):
-        return _time_compiled(topology, parsed, listed)
     return _time_on_network(topology, listed, parsed, on_delivered, recorder)
 
 
@@ -200,25 +193,6 @@ def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: T
     if not (0 <= start < math.inf and 0 <= num_bytes < math.inf):
         raise InputError(f"flow {flow}: start and bytes must be finite and not negative")
     return Flow(float(start), source, target, float(num_bytes))
-
-
-def _time_compiled(topology: Topology, protocol: Protocol, flows: list[Flow]) -> FloatArray:
-    from netsim.fluid import compiled
-
-    pairs: dict[tuple[int, int], int] = {}
-    path = [pairs.setdefault((flow.src, flow.dst), len(pairs)) for flow in flows]
-    routes = [topology.route(*pair) for pair in pairs]
-    num_links = len(topology.links)
-    links = padded(routes, num_links)
-    latency = np.append(topology.latency_seconds, 0.0)[links].sum(axis=1)
-    return compiled.run_messages(
-        np.asarray(topology.bits_per_second, dtype=np.float64) / 8 * protocol.payload_share,
-        links,
-        np.array(path),
-        latency[path],
-        np.array([flow.num_bytes for flow in flows]),
-        np.array([flow.start_seconds for flow in flows]),
-    )
 
 
 def _time_on_network(

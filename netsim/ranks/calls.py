@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock, Order, call_at, on_grid
-from netsim.fluid.recorder import Span
+from netsim.network.clock import Clock, Order, call_at, on_grid
+from netsim.network.recorder import Span
 from netsim.ranks.lanes import group_of
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
 

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from netsim.files.errors import DeadlockError, InputError
-from netsim.fluid.clock import BY_RANKS, Clock, on_grid
+from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.ranks.calls import Calls, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from netsim.fluid.downtime import Downtime
-    from netsim.fluid.recorder import Span
+    from netsim.network.network import Downtime
+    from netsim.network.recorder import Span
 
 __all__ = ["Kernel", "StampedRow"]
 

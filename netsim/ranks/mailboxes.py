@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock, on_grid
+from netsim.network.clock import Clock, on_grid
 from netsim.ranks.requests import Letter
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock, Order, call_at, on_grid
+from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.ranks.reach import AGAIN
 from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
 

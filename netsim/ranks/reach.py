@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from netsim.fluid.changes import Waiting
-    from netsim.fluid.network import Network
+    from netsim.network.network import Network, Waiting
 
 __all__ = ["AGAIN", "Reach"]
 
@@ -21,6 +20,7 @@ AGAIN = -1
 class _Download(NamedTuple):
     """What is on its way to a rank; `is_cut`: a dead link kept it from beginning."""
 
+    attempt: int
     transfer: int
     on_done: Callable[[int | None], None]
     is_cut: bool
@@ -43,6 +43,7 @@ class Reach:
     ) -> None:
         self._network, self._hosts, self._may_come_back = network, hosts, may_come_back
         self._downloads: dict[int, _Download] = {}
+        self._num_attempts = 0
         if network is not None:
             network.on_give_up = partial(self._given_up, network, network.on_give_up)
 
@@ -97,17 +98,16 @@ class Reach:
             on_done(None)
             return
         source = min(hopeful, key=lambda source: self._distance(source, rank, dead))
-        (number,) = network.reserve(1)
-        self._downloads[rank] = _Download(number, on_done, is_cut=bool(cuts[source]))
-        network.send(
+        attempt = self._num_attempts = self._num_attempts + 1
+        transfer = network.send(
             self._hosts[source],
             self._hosts[rank],
             num_bytes,
-            partial(self._end, rank, number, source),
+            partial(self._end, rank, attempt, source),
             connection=("download", rank),
-            on_dropped=partial(self._end, rank, number, AGAIN),
-            number=number,
+            on_dropped=partial(self._end, rank, attempt, AGAIN),
         )
+        self._downloads[rank] = _Download(attempt, transfer, on_done, is_cut=bool(cuts[source]))
 
     def look_again(self) -> None:
         """The network has changed: downloads that could not begin do so anew."""
@@ -122,14 +122,14 @@ class Reach:
 
     def _stop(self, rank: int, outcome: int | None) -> None:
         assert self._network is not None
-        transfer = self._downloads[rank].transfer
-        if self._network.is_in_flight(transfer):
-            self._network.abort(transfer)
-        self._end(rank, transfer, outcome)
+        download = self._downloads[rank]
+        if self._network.is_in_flight(download.transfer):
+            self._network.abort(download.transfer)
+        self._end(rank, download.attempt, outcome)
 
-    def _end(self, rank: int, transfer: int, outcome: int | None) -> None:
+    def _end(self, rank: int, attempt: int, outcome: int | None) -> None:
         download = self._downloads.get(rank)
-        if download is not None and download.transfer == transfer:  # else it was begun anew at this instant
+        if download is not None and download.attempt == attempt:  # else it was started again at this instant
             del self._downloads[rank]
             download.on_done(outcome)
 
@@ -154,8 +154,8 @@ class Reach:
         """Payload bytes per second of the narrowest link on the way."""
         if self._network is None:
             return math.inf
-        widths = self._network.wires.bytes_per_second
-        return min((float(widths[link]) for link in self._route(source, target)), default=math.inf)
+        widths = self._network.payload_bytes_per_second
+        return min((widths[link] for link in self._route(source, target)), default=math.inf)
 
     def _distance(self, source: int, target: int, dead: frozenset[int]) -> tuple[bool, float, float, int]:
         assert self._network is not None

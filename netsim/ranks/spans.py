@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from netsim.fluid.recorder import Span
+from netsim.network.recorder import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from simpy import Interrupt
 
-from netsim.fluid.clock import on_grid
+from netsim.network.clock import on_grid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Sequence
 
     import simpy
 
-    from netsim.fluid.clock import Clock
-    from netsim.fluid.downtime import Downtime
+    from netsim.network.clock import Clock
+    from netsim.network.network import Downtime
     from netsim.ranks.spans import Diary
 
 __all__ = ["Uptime"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from netsim.fluid.recorder import Span
+    from netsim.network.recorder import Span
     from netsim.ranks.requests import Request
 
 __all__ = ["ExecutionTraces"]
@@ -69,7 +69,7 @@ class ExecutionTraces:
         What has ended undone has no duration.
 
         Args:
-            spans: what ranks did, from a `netsim.fluid.recorder.Recorder`.
+            spans: what ranks did, from a `netsim.network.recorder.Recorder`.
         """
         of_rank: defaultdict[int, list[Span]] = defaultdict(list)
         for span in spans:

@@ -26,7 +26,7 @@ from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from netsim.collectives.times.timing import Timing
+    from netsim.collectives.timing import Timing
     from netsim.face.calls import CollectiveTimes
 
 __all__ = ["command"]

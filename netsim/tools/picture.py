@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
 
-    from netsim.fluid.fairness import FloatArray
     from netsim.topology.graph import Link
-    from netsim.topology.topology import Topology
+    from netsim.topology.topology import FloatArray, Topology
 
 __all__ = ["HOST", "INK", "PLACE", "Line", "Place", "Sketch", "draw_matrix", "draw_sketch", "positions"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from netsim.face.flows import read_flows, time_flows
 from netsim.files.errors import InputError, NetsimError
 from netsim.files.units import format_bits_per_second
-from netsim.fluid.recorder import Recorder
+from netsim.network.recorder import Recorder
 from netsim.tools.picture import HOST, INK, PLACE, Sketch, draw_matrix, draw_sketch
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from netsim.fluid.fairness import FloatArray
+    from netsim.topology.topology import FloatArray
 
 __all__ = ["command", "draw", "mean_use"]
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from netsim.files.errors import InputError
-from netsim.fluid.channel import BackgroundConnection
-from netsim.fluid.recorder import Recorder
+from netsim.network.network import BackgroundConnection
+from netsim.network.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from netsim.fluid.network import Network
+    from netsim.network.network import Network
 
 __all__ = ["tracing", "write_trace"]
 

@@ -25,7 +25,7 @@ class Protocol:
 
     Attributes:
         name: the preset it was made from.
-        slow_start: windows start small and double every round trip (see `netsim.fluid.tcp`); False: no window at
+        slow_start: windows start small and double every round trip (see `netsim.network.tcp`); False: no window at
             all.
         segment_bytes: payload of a full packet.
         initial_window_bytes: payload that may leave in the first round trip, per stream.

@@ -29,9 +29,10 @@ from netsim.topology.mapping import plain_form
 from netsim.topology.placement import spread
 from netsim.topology.weather import Weather
 
-__all__ = ["Host", "Link", "Topology", "shipped_topologies"]
+__all__ = ["FloatArray", "Host", "IntArray", "Link", "Topology", "shipped_topologies"]
 
-_FloatArray = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 def shipped_topologies() -> dict[str, Path]:
@@ -127,17 +128,17 @@ class Topology:
         return math.fsum([links[link].latency_seconds for link in self.route(src, dst)])
 
     @cached_property
-    def bits_per_second(self) -> _FloatArray:
+    def bits_per_second(self) -> FloatArray:
         """Capacity of each link; shape (links,), read-only."""
         return _frozen([link.bits_per_second for link in self.links])
 
     @cached_property
-    def latency_seconds(self) -> _FloatArray:
+    def latency_seconds(self) -> FloatArray:
         """One-way latency of each link; shape (links,), read-only."""
         return _frozen([link.latency_seconds for link in self.links])
 
     @cached_property
-    def loss(self) -> _FloatArray:
+    def loss(self) -> FloatArray:
         """Share of packets that each link loses; shape (links,), read-only."""
         return _frozen([link.loss for link in self.links])
 
@@ -229,7 +230,7 @@ def _find(path_or_name: str | Path) -> Path:
     )
 
 
-def _frozen(values: Sequence[float]) -> _FloatArray:
+def _frozen(values: Sequence[float]) -> FloatArray:
     array = np.array(values, dtype=np.float64)
     array.setflags(write=False)
     return array

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from netsim.fluid.network import Network
+    from netsim.network.network import Network
 
 __all__ = ["Conditions", "Quantity"]
 

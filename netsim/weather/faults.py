@@ -25,9 +25,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 from netsim.files.errors import DeadlockError
-from netsim.fluid.channel import BackgroundConnection
-from netsim.fluid.clock import Clock, Order, event_at
-from netsim.fluid.network import Network
+from netsim.network.clock import Order
+from netsim.network.network import BackgroundConnection
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
 from netsim.weather.conditions import Conditions, Quantity
 from netsim.weather.entries import Entry, check
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from netsim.fluid.changes import Waiting
+    from netsim.network.network import Network, Waiting
 
 __all__ = ["Entry", "Faults"]
 
@@ -120,7 +119,7 @@ class Faults:
             return True
         if not self._num_entries or upcoming <= env.now:  # no weather, or something at this very instant
             return False
-        if not _goes_on_with_ours(env) or self._moves():
+        if not env.goes_on_with(_is_weather) or self._moves():
             return False
         dead = self._network.dead_links
         return not (dead and self.may_come_back(dead))
@@ -128,8 +127,6 @@ class Faults:
     def blame(self) -> str:
         """A line on what keeps transfers from ever moving again; "" where no link and no host does."""
         network = self._network
-        if network.elsewhere is not None:
-            network.elsewhere.come_back()  # who waits is told alike, wherever it was reckoned
         waiting = network.transfers_waiting(_is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._told(dead)
@@ -208,7 +205,7 @@ class Faults:
 
     def _call_at(self, instant: float) -> None:
         self._turn_at = instant
-        event_at(self._network.env, instant, Order.WEATHER, self._on_turn)
+        self._network.env.at(instant, Order.WEATHER, self._on_turn)
 
     def _on_turn(self, event: simpy.Event) -> None:
         if self._network.env.now < self._turn_at:
@@ -229,13 +226,11 @@ class Faults:
             return False
         if self._moves():
             return False
-        # Collectives that are reckoned elsewhere wait as well.
-        is_elsewhere = network.elsewhere is not None and not network.elsewhere.is_empty
-        return stand_still or is_elsewhere or bool(network.transfers_waiting(_is_background))
+        return stand_still or bool(network.transfers_waiting(_is_background))
 
     def _moves(self) -> bool:
         """Whether a transfer goes on, or anything is on the clock but weather and the traffic of others."""
-        return self._network.can_go_on(_is_background) or _has_others(self._network.env)
+        return self._network.can_go_on(_is_background) or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
@@ -363,19 +358,6 @@ def _is_background(connection: Hashable) -> bool:
     return isinstance(connection, BackgroundConnection)
 
 
-def _goes_on_with_ours(env: simpy.Environment) -> bool:
-    """Whether a turn of a network or of its weather comes next."""
-    return env.goes_on_with(_is_ours) if isinstance(env, Clock) else _is_ours(env._queue[0][3])
-
-
-def _has_others(env: simpy.Environment) -> bool:
-    """Whether anything is to come on a clock but turns of networks and of their weather."""
-    if isinstance(env, Clock):
-        return env.has_others(_is_ours)
-    return any(not _is_ours(event) for *_, event in env._queue)
-
-
-def _is_ours(event: simpy.Event) -> bool:
-    """Whether an event on the clock is a turn of a network or of its weather, which help nobody by themselves."""
-    owners = [getattr(callback, "__self__", None) for callback in event.callbacks or ()]
-    return all(isinstance(owner, Network | Faults) for owner in owners)
+def _is_weather(event: simpy.Event) -> bool:
+    """Whether an event on the clock is a turn of the weather, which helps nobody by itself."""
+    return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())

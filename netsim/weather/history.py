@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.weather.faults import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from netsim.fluid.downtime import Outage
-    from netsim.fluid.fairness import FloatArray, IntArray
+    from netsim.network.network import Outage
     from netsim.topology.topology import Topology
 
 __all__ = ["WeatherHistory", "simulate_weather"]
@@ -77,7 +76,7 @@ class _HistoryWatcher:
 
     def transfer_ended(self, transfer: int, delivered_bytes: float) -> None: ...
 
-    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None: ...
+    def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None: ...
 
     def capacity_changed(self, link: int, bits_per_second: float) -> None:
         now = float(self._network.env.now)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.fluid.channel import BackgroundConnection
+from netsim.network.network import BackgroundConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from netsim.fluid.network import Network
+    from netsim.network.network import Network
     from netsim.topology.weather import Background, Drift
 
 __all__ = ["BackgroundTraffic", "drift_factors"]

@@ -8,7 +8,7 @@ import yaml
 
 from exogym_core.results.record import RunFolder
 from netsim.face.flows import Flow, time_flows
-from netsim.fluid.recorder import Recorder
+from netsim.network.recorder import Recorder
 from netsim.tools.trace import write_trace
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology

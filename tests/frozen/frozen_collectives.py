@@ -127,10 +127,6 @@ class _Plan:
         )
 
 
-def _whole(rows: tuple[tuple[int, ...], ...]) -> Any:
-    return schedule("all_to_all", len(rows), parts=rows)
-
-
 class Drive:
     """One case on a network of its own."""
 
@@ -295,7 +291,7 @@ class Drive:
             self._awaited[f"{tag} {member}"].succeed()
 
         if plan.op == "told":
-            enter, cancel = start_all_to_all(self.network, plan.hosts, _whole, group=group, on_done=done)
+            enter, cancel = start_all_to_all(self.network, plan.hosts, group=group, on_done=done)
             return lambda member: enter(member, plan.rows[member]), cancel
         started = start_collective(self.network, plan.schedule, plan.hosts, group=group, on_done=done)
         return started.arrive, started.cancel

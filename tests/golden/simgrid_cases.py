@@ -8,9 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from netsim.fluid.wires import padded
 from netsim.topology import Topology
 
 Row = tuple[float, str, str, float]  # start in seconds, from, to, bytes
@@ -130,27 +127,3 @@ def golden(name: str) -> list[float]:
     """The instants in seconds at which SimGrid's transfers were through."""
     with open(FOLDER / f"{name}.csv", newline="", encoding="utf-8") as file:
         return [float(row["finish_s"]) for row in csv.DictReader(file)]
-
-
-def ring_steps(topology: Topology, hosts: list[int]) -> tuple[Any, ...]:
-    """A ring all-reduce of 100 MB in chunks, as `netsim.fluid.compiled:run_steps` takes it.
-
-    A rank sends on when its previous send and receive are done.
-    """
-    num = len(hosts)
-    steps = 2 * (num - 1)
-    routes = [topology.route(hosts[i], hosts[(i + 1) % num]) for i in range(num)]
-    latency = np.array([sum(topology.latency_seconds[list(route)].tolist()) for route in routes])
-    source = np.tile(np.arange(num), steps)
-    return (
-        topology.bits_per_second / 8,
-        padded(routes, len(topology.links)),
-        source,
-        np.tile(latency, steps),
-        np.full(num * steps, float(-(-100_000_000 // num))),
-        np.repeat(np.arange(steps), num),
-        source,
-        (source + 1) % num,
-        np.arange(steps),
-        np.zeros(num),
-    )

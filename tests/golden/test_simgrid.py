@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simgrid_cases import Row, case, golden, random_graph, random_rows, ring_steps, star, wan4
+from simgrid_cases import Row, case, golden, star, wan4
 
+from netsim.collectives import schedule, start_collective
 from netsim.face.flows import time_flows
-from netsim.fluid.compiling import LEAST
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
 
@@ -36,26 +38,6 @@ def test_random_transfers_are_as_in_simgrid() -> None:
     assert largest_error(kept, finish[settled], expected[settled]) <= LARGEST_ERROR
 
 
-def test_compiled_random_transfers_are_as_in_simgrid() -> None:
-    pytest.importorskip("numba")
-    name = "random100.random_steady"
-    topology, rows = case(name)
-    assert largest_error(rows, time_flows(topology, rows, "ideal"), np.array(golden(name))) <= LARGEST_ERROR
-
-
-@pytest.mark.parametrize("network", ["random", "star", "regions"])
-def test_compiled_loop_gives_the_same_instants(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
-    topology = {"random": lambda: random_graph(30, 5), "star": lambda: star(6), "regions": lambda: wan4(8)}[
-        network
-    ]()
-    rows = random_rows(topology, 300, 3.0, 11)
-    reference = time_flows(topology, rows, "ideal")
-    monkeypatch.setitem(LEAST, "transfers", 1)
-    compiled = time_flows(topology, rows, "ideal")
-    np.testing.assert_allclose(compiled, reference, rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("place", "seconds"),
     [
@@ -66,9 +48,14 @@ def test_compiled_loop_gives_the_same_instants(network: str, monkeypatch: pytest
 )
 def test_ring_all_reduce_over_64_hosts_is_as_in_simgrid(place: str, seconds: float) -> None:
     """100 MB in chunks of ceil(1e8 / 64); a rank sends on when its previous send and receive are done."""
-    compiled = pytest.importorskip("netsim.fluid.compiled", reason="needs numba", exc_type=ImportError)
     num = 64
     topology = star(num) if place == "star" else wan4(num)
     hosts = [i % 4 * (num // 4) + i // 4 for i in range(num)] if place == "round robin" else list(range(num))
-    _, done = compiled.run_steps(*ring_steps(topology, hosts))
-    assert done.max() == pytest.approx(seconds, rel=1e-9)
+    clock = Clock()
+    network = Network(clock, topology, "ideal")
+    made = schedule("all_reduce", num, num_bytes=100_000_000, algorithm="ring")
+    ring = start_collective(network, made, hosts, on_done=lambda member: None)
+    for member in range(num):
+        ring.arrive(member)
+    clock.run()
+    assert clock.now == pytest.approx(seconds, rel=1e-9)

@@ -20,8 +20,8 @@ from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import build_strategy
 from netsim.collectives import schedule, start_collective
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.topology import Topology
 
 if TYPE_CHECKING:

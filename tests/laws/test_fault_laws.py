@@ -11,14 +11,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from interpreted_engine import use_sources
 
 from netsim.collectives import schedule, start_collective
 from netsim.files.errors import DeadlockError
-from netsim.fluid.capacity import Capacity
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
-from netsim.fluid.paths import PathTable
-from netsim.fluid.transfers import Transfers
+from netsim.network.clock import Clock, Order
+from netsim.network.network import Network
 from netsim.topology import Topology
 from netsim.topology.weather import Background, HostEvent, LinkEvent, Weather
 from netsim.weather.faults import Faults
@@ -26,7 +24,7 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from netsim.fluid.fairness import FloatArray, IntArray
+    from netsim.topology.topology import FloatArray
 
 # a, b - left - right - c, d: the middle is shared and narrow.
 TOPOLOGY = Topology.from_mapping(
@@ -79,8 +77,8 @@ class Account:
         self.ended[transfer] = delivered_bytes
         self.instants.add(self.network.env.now)
 
-    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
-        for transfer, rate in zip(transfers.tolist(), bytes_per_second.tolist(), strict=True):
+    def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
+        for transfer, rate in zip(transfers, bytes_per_second, strict=True):
             self._move(transfer, rate)
         self.instants.add(self.network.env.now)
 
@@ -235,8 +233,7 @@ class Weathered(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Whatever happens in this instant does."""
-        while self.clock.peek() <= self.clock.now:
-            self.clock.step()
+        self.clock.run(self.clock.at(self.clock.now, Order.MEETINGS))
 
 
 Weathered.TestCase.settings = settings(stateful_step_count=25)
@@ -247,29 +244,33 @@ TestWeathered = Weathered.TestCase
 
 
 def dead_links_carry_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Capacity, "set_up", lambda self, link, up: None)
+    patch.setattr(Network, "set_link_up", lambda self, link, up: None)
 
 
 def changes_are_seen_late(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Network, "_touch", lambda self, link: None)
+    def resize(self: Any, link: Any, capacity: float) -> None:
+        link.capacity = capacity
+
+    patch.setattr(use_sources(patch).FairShares, "resize", resize)
 
 
 def crashes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    right = Network.abort
+    engine = use_sources(patch).Engine
+    right = engine.abort
 
-    def abort(self: Network, transfer: int) -> float:
+    def abort(self: Any, transfer: Any) -> Any:
         before = self.dropped_bytes
         delivered = right(self, transfer)
         self.dropped_bytes = before
         return delivered
 
-    patch.setattr(Network, "abort", abort)
+    patch.setattr(engine, "abort", abort)
 
 
 def crashes_lose_messages(patch: pytest.MonkeyPatch) -> None:
     def drop(network: Network, host: int) -> None:
-        for number, slot in list(network._slots.items()):
-            if network._of_slot[slot].path.source == host:
+        for number, transfer in list(network.engine.singles.items()):
+            if transfer.connection.path.source == host:
                 network.abort(number)
 
     patch.setattr(Network, "drop_transfers", drop)
@@ -279,41 +280,39 @@ def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
     right = Network.drop_transfers
 
     def drop(network: Network, host: int) -> None:
-        slots = network._slots.items()
-        sent = [network._of_slot[slot].path for _, slot in slots]
-        calls = [network._callbacks[number][0] for number, _ in slots]
+        lost = [(each.connection.path, each.owner) for each in network.engine.singles.values()]
         right(network, host)
-        for path, call in zip(sent, calls, strict=True):
+        for path, owner in lost:
             if path.source == host:
-                network.send(path.source, path.target, 1, call)
+                network.send(path.source, path.target, 1, owner.on_delivered)  # type: ignore[attr-defined]
 
     patch.setattr(Network, "drop_transfers", drop)
 
 
 def held_transfers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Network, "_go_on_unless_cut", lambda network, slot: None)
+    patch.setattr(use_sources(patch).Engine, "_release", lambda engine, transfer: None)
 
 
 def windows_forget_what_they_drained(patch: pytest.MonkeyPatch) -> None:
-    right = Transfers.hold
+    engine = use_sources(patch).Engine
+    right = engine._hold
 
-    def hold(self: Transfers, slot: int, until: float) -> None:
-        right(self, slot, until)
-        self.remaining[slot] = self.size[slot]
+    def hold(self: Any, transfer: Any, until: float) -> None:
+        right(self, transfer, until)
+        transfer.remaining = transfer.size
 
-    patch.setattr(Transfers, "hold", hold)
+    patch.setattr(engine, "_hold", hold)
 
 
 def latency_is_lost_when_it_changes(patch: pytest.MonkeyPatch) -> None:
-    right = PathTable._measured
+    right = Network._follow
 
-    def measured(self: PathTable, link: int) -> Any:
-        changed = right(self, link)
-        for path in changed:
-            path.latency_seconds = 0.0
-        return changed
+    def follow(network: Network, link: int) -> None:
+        right(network, link)
+        for path in network.engine.paths:
+            path.latency = 0.0
 
-    patch.setattr(PathTable, "_measured", measured)
+    patch.setattr(Network, "_follow", follow)
 
 
 @pytest.mark.parametrize(
@@ -459,10 +458,7 @@ def test_every_run_ends_whatever_goes_off_and_on_when(name: str) -> None:
         (event,) = weather.link_events or weather.host_events
         assert finished or event.for_seconds is None  # what comes back is no excuse
         assert not finished or end >= calm * (1 - 1e-9) or name == "shared flows"
-        if (
-            account.network.elsewhere is None or account.network.elsewhere.is_empty
-        ):  # else a collective waits off the network, and carries nothing
-            account.check_bytes()
+        account.check_bytes()
     assert num_runs >= 9 * 45
     assert 0 < num_stuck < num_runs
 

@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreted_engine import use_sources
 
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
-from netsim.fluid.paths import PathTable
-from netsim.fluid.shares import Shares
-from netsim.fluid.transfers import Transfers
+from netsim.network.clock import Clock, Order
+from netsim.network.network import Network
 from netsim.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from netsim.fluid.fairness import FloatArray, IntArray
+    from collections.abc import Callable, Hashable, Sequence
 
 LATENCIES = ["0 s", "1 ms", "10 ms", "37 ms", "100 ms"]
 BANDWIDTHS = [1, 2, 5, 10, 100]  # Mbit/s
@@ -106,8 +102,8 @@ class Witness:
         self.rates.pop(transfer, None)
         self.ended[transfer] = delivered_bytes
 
-    def rates_changed(self, transfers: IntArray, bytes_per_second: FloatArray) -> None:
-        self.rates.update(zip(transfers.tolist(), bytes_per_second.tolist(), strict=True))
+    def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
+        self.rates.update(zip(transfers, bytes_per_second, strict=True))
 
     def pass_time(self, until: float) -> None:
         for transfer, rate in self.rates.items():
@@ -139,12 +135,12 @@ def simulate(case: Case, at_instant: Callable[[Witness], None] | None = None, fa
             )
 
     clock.process(start())
-    while clock.peek() < math.inf:
-        if clock.peek() > clock.now:
+    while (instant := clock.peek()) < math.inf:
+        if instant > clock.now:
             if at_instant is not None:
                 at_instant(witness)
-            witness.pass_time(clock.peek())
-        clock.step()
+            witness.pass_time(instant)
+        clock.run(clock.at(instant, Order.MEETINGS))  # the network goes no further by itself
     witness.finish = [finish[number] for number in range(len(case.rows))]  # type: ignore[attr-defined]
     return witness
 
@@ -245,65 +241,77 @@ def test_the_crowded_case_keeps_all_laws(check: Callable[[Case], None]) -> None:
     check(CROWDED)
 
 
+def draining(engine: Any) -> list[Any]:
+    """Transfers whose first byte has arrived."""
+    return [transfer for transfer in engine.in_flight() if transfer.drains]
+
+
 def test_law_1_catches_bytes_forgotten_when_rates_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Transfers.set_rates
+    engine = use_sources(monkeypatch).Engine
+    right = engine._settle
 
-    def forget(self: Transfers, slots: IntArray, rates: FloatArray, now: float) -> None:
-        self.since[slots] = now
-        right(self, slots, rates, now)
+    def forget(self: Any) -> None:
+        for transfer in draining(self):
+            transfer.since = self.now
+        right(self)
 
-    monkeypatch.setattr(Transfers, "set_rates", forget)
+    monkeypatch.setattr(engine, "_settle", forget)
     with pytest.raises(AssertionError):
         check_conservation(CROWDED)
 
 
 def test_law_2_catches_equal_parts_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Shares._filled
+    shares = use_sources(monkeypatch).FairShares
+    right = shares.settle
 
-    def equal_parts(self: Shares, *problem: Any) -> dict[int, float]:
-        return {
-            slot: min(self._capacity[link] / len(self.crossing[link]) for link in self._links[slot])
-            for slot in right(self, *problem)
-        }
+    def equal_parts(self: Any) -> list[Any]:
+        changed: list[Any] = right(self)
+        for claim in changed:
+            claim.next_rate = min(link.capacity / len(link.claims) for link in claim.links)
+        return changed
 
-    monkeypatch.setattr(Shares, "_filled", equal_parts)
+    monkeypatch.setattr(shares, "settle", equal_parts)
     with pytest.raises(AssertionError):
         check_capacity(CROWDED)
 
 
 def test_law_2_catches_an_overfull_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Shares._filled
+    shares = use_sources(monkeypatch).FairShares
+    right = shares.settle
 
-    def too_much(self: Shares, *problem: Any) -> dict[int, float]:
-        return {slot: rate * 1.001 for slot, rate in right(self, *problem).items()}
+    def too_much(self: Any) -> list[Any]:
+        changed: list[Any] = right(self)
+        for claim in changed:
+            claim.next_rate *= 1.001
+        return changed
 
-    monkeypatch.setattr(Shares, "_filled", too_much)
+    monkeypatch.setattr(shares, "settle", too_much)
     with pytest.raises(AssertionError):
         check_capacity(CROWDED)
 
 
 def test_law_3_catches_a_latency_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = PathTable.between
+    right = Network._measure
 
-    def hurried(self: PathTable, source: int, target: int) -> Any:
-        path = right(self, source, target)
-        path.latency_seconds = 0.0
-        return path
+    def hurried(self: Network, path: Any) -> None:
+        right(self, path)
+        path.latency = 0.0
 
-    monkeypatch.setattr(PathTable, "between", hurried)
+    monkeypatch.setattr(Network, "_measure", hurried)
     with pytest.raises(AssertionError):
         check_lower_bound(CROWDED)
 
 
 def test_law_9_catches_a_tolerance_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Transfers.due_at
+    engine = use_sources(monkeypatch).Engine
+    right = engine._settle
 
-    def generous(self: Transfers, now: float) -> list[int]:
-        due = right(self, now)
-        used = np.arange(len(self.due))
-        near = (self.rate[used] > 0) & (self.remaining_at(used, now) < 1_500_000)
-        return sorted({*due, *np.flatnonzero(near & (self.due[used] < math.inf)).tolist()})
+    def generous(self: Any) -> None:
+        right(self)
+        for transfer in draining(self):
+            if transfer.remaining < 1_500_000:
+                self._heap.set_due(transfer, self.now)
 
-    monkeypatch.setattr(Transfers, "due_at", generous)
+    monkeypatch.setattr(engine, "_settle", generous)
     with pytest.raises(AssertionError):
         check_scaling(CROWDED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from netsim.fluid.fairness import FloatArray
-    from netsim.fluid.network import Network
+    from netsim.network.network import Network
+    from netsim.topology.topology import FloatArray
 
 __all__ = ["LinkHistory"]
 

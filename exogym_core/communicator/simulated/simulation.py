@@ -27,8 +27,8 @@ from netsim.collectives import (
     start_all_to_all,
     start_collective,
 )
-from netsim.fluid.clock import Clock
-from netsim.fluid.network import Network
+from netsim.network.clock import Clock
+from netsim.network.network import Network
 from netsim.ranks.calls import start_at_once
 from netsim.ranks.kernel import Kernel
 from netsim.ranks.reach import Reach
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
     from netsim.collectives import Collective
-    from netsim.fluid.changes import Waiting
-    from netsim.fluid.recorder import Recorder
+    from netsim.network.network import Waiting
+    from netsim.network.recorder import Recorder
     from netsim.ranks.calls import Cancel, Enter
     from netsim.ranks.kernel import StampedRow
     from netsim.ranks.requests import Answer, Call, Letter, Request, Take
@@ -204,10 +204,10 @@ class Simulation:
         self.away: set[int] = set()
         self.schedules = schedules if schedules is not None else Schedules(world)
         self._begin: Callable[..., Collective | Gathering] = start_collective
-        self._begin_all_to_all = start_all_to_all
+        self._abridged: Abridged | None = None
         if abridged and world.topology is not None:
-            short = Abridged(world.topology, world.protocol)
-            self._begin, self._begin_all_to_all = short.start, short.start_all_to_all
+            self._abridged = Abridged(world.topology, world.protocol)
+            self._begin = self._abridged.start
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
@@ -317,13 +317,16 @@ class Simulation:
         hosts = tuple([self.world.hosts[rank] for rank in call.ranks])
         if call.op == "all_to_all":
             self.algorithms.setdefault(call.op, set()).add("direct")
-            enter, cancel = self._begin_all_to_all(
-                self.network,
-                hosts,
-                lambda rows: self.schedules.of(_all_to_all(call, rows)),
-                group=group,
-                on_done=on_done,
-            )
+            if self._abridged is None:
+                enter, cancel = start_all_to_all(self.network, hosts, group=group, on_done=on_done)
+            else:
+                enter, cancel = self._abridged.start_all_to_all(
+                    self.network,
+                    hosts,
+                    lambda rows: self.schedules.of(_all_to_all(call, rows)),
+                    group=group,
+                    on_done=on_done,
+                )
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)

@@ -1,0 +1,367 @@
+"""`auto`: of every collective, the algorithm that is fastest on this network, found by trying them on a quiet copy."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+
+from netsim.collectives.closed_form import QuietNetwork, undisturbed_seconds
+from netsim.collectives.schedules import algorithms
+from netsim.collectives.schedules.algorithms import (
+    ALGORITHMS,
+    OPERATIONS,
+    algorithm_names,
+    default_algorithm,
+)
+from netsim.collectives.timing import time_collective
+from netsim.files.errors import InputError, unknown_name
+from netsim.topology.protocol import Protocol
+from netsim.topology.weather import Weather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from netsim.collectives.schedules.algorithms import Parts
+    from netsim.collectives.schedules.schedule import Schedule
+    from netsim.topology.topology import Topology
+
+__all__ = ["Choices", "parse_collectives", "schedule"]
+
+T = TypeVar("T")
+
+# What sends more messages than this is not simulated to choose: it would take longer than the run. Rings are judged
+# by a formula then; a crowd of direct messages is left out.
+_MOST_MESSAGES = 20_000
+_MOST_LISTED_MESSAGES = 500_000
+
+# The second time shows what a training step meets: connections that are warm.
+_REPETITIONS = 2
+
+# Times that differ by less are equal, and the table's earlier algorithm is taken.
+_SAME = 1 + 1e-9
+
+# Where packets are lost, every loss is an event. Beyond so many of them time grows with the bytes.
+_MOST_LOSSES = 100
+
+_MOST_REMEMBERED = 4096
+_LARGEST_ALIKE = 8
+
+
+def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The algorithms that a user has fixed by `spec`: op -> name, without those left to `auto`.
+
+    `auto` or None fixes nothing; a name alone holds for every operation that has an algorithm of that name.
+
+    Raises UnknownNameError for an operation or algorithm that does not exist, InputError for anything else.
+
+    >>> parse_collectives("ring")
+    {'all_reduce': 'ring', 'all_gather': 'ring', 'reduce_scatter': 'ring'}
+    >>> parse_collectives({"all_reduce": "tree", "broadcast": "auto"})
+    {'all_reduce': 'tree'}
+    """
+    if spec is None or spec == "auto":
+        return {}
+    if isinstance(spec, str):
+        fixed = {op: spec for op in OPERATIONS if spec in ALGORITHMS[op]}
+        if not fixed:
+            known = dict.fromkeys(name for names in ALGORITHMS.values() for name in names)
+            raise unknown_name("algorithm of collectives", spec, ["auto", *known])
+        return fixed
+    if not isinstance(spec, Mapping):
+        raise InputError(
+            f"collectives: expected auto, an algorithm, or a mapping such as all_reduce: ring; got {spec!r}"
+        )
+    for op, name in spec.items():
+        if op not in ALGORITHMS:
+            raise unknown_name("collective", str(op), OPERATIONS)
+        if name != "auto" and name not in ALGORITHMS[op]:
+            raise unknown_name(f"algorithm for {op}", str(name), (*ALGORITHMS[op], "auto"))
+    return {op: name for op, name in spec.items() if name != "auto"}
+
+
+class Choices:
+    """Which algorithm each collective goes by: what is fixed, else the fastest on this network.
+
+    The fastest is found by the network model on a quiet copy: nominal capacities and nobody else's traffic, warm
+    connections, all members entering at once. It is found once for each operation, group and size (by powers of
+    two, the nearest), and does not depend on what was asked before; weather and overlap do not have it chosen
+    again. Groups of few members with equal routes are one. Under a protocol with rendezvous it is gloo's own.
+    All algorithms of an operation send the same number of bytes in total, the least there is (but for gloo's), so
+    the choice moves seconds and not bytes.
+
+    Args:
+        topology: the network; None: nothing takes time, and the table's first algorithm is taken.
+        protocol: how transfers use it.
+        fixed: op -> algorithm, as `parse_collectives` gives it.
+    """
+
+    def __init__(
+        self, topology: Topology | None, protocol: Protocol, fixed: Mapping[str, str] | None = None
+    ) -> None:
+        self._protocol = protocol
+        self._fixed = dict(fixed or {})
+        self._quiet = replace(topology, weather=Weather()) if topology is not None else None
+        self._fastest: _Memory[str] = _Memory()
+
+    def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
+        """The algorithm of one collective.
+
+        Args:
+            op: the operation.
+            hosts: the host of each member; not looked at where there is no network.
+            num_bytes: as `schedule` takes it.
+            root: position of the root among the members.
+        """
+        if op in self._fixed:
+            return self._fixed[op]
+        if self._protocol.rendezvous:
+            return default_algorithm(op, gloo=True)
+        names = _different(op)
+        if self._quiet is None or len(names) == 1 or len(set(hosts)) < 2:
+            return names[0]
+        trial = _Trial(op, tuple(hosts), _nearest_power(num_bytes), root, self._quiet, self._protocol)
+        return self._fastest.of(trial, lambda: _fastest(trial, names))
+
+
+class _Memory(Generic[T]):
+    """What was found of each collective, and holds for those that are like it. What was not used lately goes."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, T] = OrderedDict()
+
+    def of(self, trial: _Trial, find: Callable[[], T]) -> T:
+        """What is known of this collective or of one like it, else what `find` finds."""
+        if trial.name in self._known:
+            self._known.move_to_end(trial.name)
+            return self._known[trial.name]
+        alike = trial.likeness()
+        found = self._known[alike] if alike in self._known else find()
+        for key in (alike, trial.name):
+            self._known[key] = found
+            self._known.move_to_end(key)
+        while len(self._known) > _MOST_REMEMBERED:
+            self._known.popitem(last=False)
+        return found
+
+
+def _fastest(trial: _Trial, names: Sequence[str]) -> str:
+    """The one whose last member is through first; those that cannot win are not simulated."""
+    bounds = {name: trial.bound_seconds(name) for name in names}
+    best, best_seconds = names[0], math.inf
+    for name in sorted(names, key=lambda name: bounds[name]):
+        if bounds[name] > best_seconds * _SAME:
+            break
+        seconds = trial.seconds(name)
+        is_earlier = names.index(name) < names.index(best)
+        if seconds * _SAME < best_seconds or (is_earlier and seconds <= best_seconds * _SAME):
+            best, best_seconds = name, seconds
+    return best
+
+
+class _Trial:
+    """One collective by several algorithms, on a quiet network."""
+
+    def __init__(
+        self,
+        op: str,
+        hosts: tuple[int, ...],
+        num_bytes: int,
+        root: int,
+        topology: Topology,
+        protocol: Protocol,
+    ) -> None:
+        self.name = (op, hosts, num_bytes, root)
+        self._op, self._hosts, self._num_bytes, self._root = op, hosts, num_bytes, root
+        self._topology, self._protocol = topology, protocol
+
+    def likeness(self) -> Hashable:
+        """Equal for collectives that no algorithm can tell apart; of large groups, only for the same hosts."""
+        return (self._op, _likeness(self._hosts, self._topology), self._num_bytes, self._root)
+
+    @cached_property
+    def _regions(self) -> list[str]:
+        return [self._topology.region_of(host) for host in self._hosts]
+
+    @cached_property
+    def _rate(self) -> np.ndarray:
+        """Payload bytes per second of each link."""
+        return self._topology.bits_per_second / 8 * self._protocol.payload_share
+
+    def _is_too_large(self, name: str) -> bool:
+        """Whether only to list its messages would take too long."""
+        members = {"direct": len(self._hosts), "two-level-direct": len(set(self._regions))}
+        return members.get(name, 0) ** 2 > _MOST_LISTED_MESSAGES
+
+    def _made(self, name: str, num_bytes: int) -> Schedule:
+        return algorithms.schedule(
+            self._op,
+            len(self._hosts),
+            num_bytes=num_bytes,
+            algorithm=name,
+            root=self._root,
+            regions=self._regions,
+        )
+
+    def bound_seconds(self, name: str) -> float:
+        """What it takes at least; infinite for a crowd of messages that would take too long to look at."""
+        if self._is_too_large(name):
+            return math.inf
+        made = self._made(name, self._num_bytes)
+        alone = undisturbed_seconds(made, self._hosts, QuietNetwork.of(self._topology, self._protocol))
+        return max(float(alone.max()) if alone is not None else 0.0, self._busiest_link_seconds(made))
+
+    def _busiest_link_seconds(self, made: Schedule) -> float:
+        """What the link takes that has most to carry."""
+        load = np.zeros(len(self._rate))
+        for src, dst, num_bytes in made.pair_bytes:
+            for link in self._topology.route(self._hosts[src], self._hosts[dst]):
+                load[link] += num_bytes
+        return float((load / self._rate).max(initial=0.0))
+
+    def seconds(self, name: str) -> float:
+        """Until the last member is through; infinite for a crowd of messages that would take too long."""
+        if self._is_too_large(name):
+            return math.inf
+        made = self._made(name, self._num_bytes)
+        most = min(self._most_timed_bytes(), self._num_bytes)
+        timed = made if most == self._num_bytes else self._made(name, most)
+        if not self._is_plain_ring(timed) and timed.num_messages > _MOST_MESSAGES:
+            # Where messages are pieces of bounded size, fewer bytes are fewer of them: half of what may be has room.
+            most = max(most * _MOST_MESSAGES // (2 * timed.num_messages), min(most, 1 << 20))
+            timed = self._made(name, most)
+            if timed.num_messages > _MOST_MESSAGES:
+                return self._ring_seconds(made)
+        if most == self._num_bytes:
+            return self._timed(timed)
+        half, whole = (self._timed(self._made(name, size)) for size in (most // 2, most))
+        return whole + (whole - half) * (self._num_bytes - most) / (most - most // 2)
+
+    def _timed(self, made: Schedule) -> float:
+        timing = time_collective(self._topology, self._protocol, made, self._hosts, repeat=_REPETITIONS)
+        return timing.seconds[-1]
+
+    def _is_plain_ring(self, made: Schedule) -> bool:
+        """Whether it takes an array operation a step, however many members there are."""
+        return made.regular_pairs is not None and not self._protocol.has_windows
+
+    def _most_timed_bytes(self) -> int:
+        loss = float(self._topology.loss.max(initial=0.0))
+        if not loss or not self._protocol.has_windows:
+            return self._num_bytes
+        segment = self._protocol.segment_bytes * self._protocol.streams
+        return max(int(_MOST_LOSSES * segment / loss), 1 << 20)
+
+    def _ring_seconds(self, made: Schedule) -> float:
+        """Of a ring: what its slowest pair takes for a message, every step; of anything else: never."""
+        if made.regular_pairs is None:
+            return math.inf
+        protocol, topology, hosts = self._protocol, self._topology, self._hosts
+        longest = [0.0] * len(made.phases)
+        for src, dst in made.regular_pairs:
+            route = topology.route(hosts[src], hosts[dst])
+            if not route:
+                continue
+            there = topology.route_latency_seconds(hosts[src], hosts[dst]) + protocol.software_seconds
+            round_trip = there + topology.route_latency_seconds(hosts[dst], hosts[src])
+            rate = min(float(self._rate[link]) for link in route)
+            if round_trip:
+                rate = min(rate, protocol.window_bytes * protocol.streams / round_trip)
+            for index, phase in enumerate(made.phases):
+                largest = int(phase.num_bytes(0).max(initial=0))
+                longest[index] = max(longest[index], there / phase.window + largest / rate)
+        return sum(phase.num_steps * seconds for phase, seconds in zip(made.phases, longest, strict=True))
+
+
+def schedule(
+    op: str,
+    num_ranks: int,
+    *,
+    num_bytes: int = 0,
+    algorithm: str | None = None,
+    root: int = 0,
+    element_bytes: int = 1,
+    hosts: Sequence[int] | None = None,
+    topology: Topology | None = None,
+    parts: Parts | None = None,
+    protocol: Protocol | None = None,
+) -> Schedule:
+    """As `netsim.collectives.schedules.algorithms.schedule`, on a network.
+
+    `hosts` (one a member) and `topology` tell algorithms the regions; without them all members are in one.
+    `algorithm` "auto" takes what is fastest there on its own under `protocol` (None: the topology's), for just
+    this size; without a network, the default.
+    """
+    regions: list[str] = []
+    if topology is not None and hosts is not None:
+        regions = [topology.region_of(host) for host in hosts]
+    if algorithm == "auto":
+        names = _different(op)
+        algorithm = names[0]
+        if topology is not None and hosts is not None and len(set(hosts)) > 1:
+            chosen = Protocol.parse(topology.protocol) if protocol is None else protocol
+            quiet = replace(topology, weather=Weather())
+            total = _total(num_bytes, parts)
+            trial = _Trial(op, tuple(hosts), total, root, quiet, chosen)
+            algorithm = _fastest(trial, names)
+    return algorithms.schedule(
+        op,
+        num_ranks,
+        num_bytes=num_bytes,
+        algorithm=algorithm,
+        root=root,
+        element_bytes=element_bytes,
+        regions=regions,
+        parts=parts,
+    )
+
+
+def _different(op: str) -> tuple[str, ...]:
+    """The operation's algorithms, without those that are another one by another name."""
+    seen: dict[object, str] = {}
+    algorithm_names(op)  # an unknown operation is told
+    for name, builder in ALGORITHMS[op].items():
+        seen.setdefault(builder, name)
+    return tuple(seen.values())
+
+
+def _total(num_bytes: int, parts: Parts | None) -> int:
+    if parts is None:
+        return num_bytes
+    return sum(part if isinstance(part, int) else sum(part) for part in parts)
+
+
+def _nearest_power(num_bytes: int) -> int:
+    """The power of two that is nearest, by ratio; 0 stays.
+
+    >>> [_nearest_power(size) for size in (0, 1, 5, 6, 1000, 25_000_000)]
+    [0, 1, 4, 8, 1024, 33554432]
+    """
+    return 1 << ((num_bytes * num_bytes).bit_length() // 2) if num_bytes else 0
+
+
+def _likeness(hosts: tuple[int, ...], topology: Topology) -> Hashable:
+    """Equal for groups that no algorithm can tell apart; of large groups, the hosts themselves."""
+    if len(hosts) > _LARGEST_ALIKE:
+        return hosts
+    numbers: dict[int, int] = {}
+    routes = tuple(
+        tuple(numbers.setdefault(link, len(numbers)) for link in topology.route(src, dst))
+        for src in hosts
+        for dst in hosts
+    )
+    links = tuple(
+        (
+            topology.links[link].bits_per_second,
+            topology.links[link].latency_seconds,
+            topology.links[link].loss,
+        )
+        for link in numbers
+    )
+    regions = [topology.region_of(host) for host in hosts]
+    return routes, links, tuple(regions.index(region) for region in regions)

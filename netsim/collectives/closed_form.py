@@ -1,0 +1,283 @@
+"""Completion times without events, for schedules whose messages never have to share a link.
+
+Where each message has its links to itself, its delivery is known when it is posted: latency plus bytes over
+the narrowest link. Then a schedule is a recurrence in maxima and sums over steps, one array operation a
+step:
+
+    posted[i] = max(arrival, done[i - window])        (the whole phase before, for the first steps of a phase)
+    delivered[i] = max(posted[i] + latency, delivered[i - 1] on the same connection) + bytes / rate
+    done[i] = max(delivered[i] of own sends, delivered[i] of own receives)
+
+That no link is shared is checked, not assumed: either the rates of all pairs that ever talk fit into every
+link at once (a ring placed region by region), or, for shorter schedules, the intervals in which messages
+would drain are laid out on every link. If they fit there, they are the truth: a message that met no other
+until now had these times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from netsim.collectives.schedules.schedule import Phase, Ranks, Schedule
+    from netsim.topology.protocol import Protocol
+    from netsim.topology.topology import Topology
+
+__all__ = ["Lines", "QuietNetwork", "contention_free_seconds", "undisturbed_seconds"]
+
+Seconds = npt.NDArray[np.float64]
+
+# Rates may exceed a link by rounding, and of two messages on a link one may begin where the other ends.
+_ROUNDING = 1e-9
+_MOST_INTERVALS = 1_000_000
+
+# Of phases with more steps than this, those are left out that go on as others did. Shorter ones take no time.
+_LONG = 10_000
+_LOOKS = 16  # times the window: steps from one look to the next
+
+
+@dataclass(frozen=True)
+class QuietNetwork:
+    """Links and routes of a network that carries nothing else.
+
+    Attributes:
+        route: link indices from one host to another.
+        latency_seconds: of each link.
+        bytes_per_second: payload that each link carries.
+        software_seconds: added to the latency of each message between hosts.
+    """
+
+    route: Callable[[int, int], Sequence[int]]
+    latency_seconds: Seconds
+    bytes_per_second: Seconds
+    software_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, topology: Topology, protocol: Protocol) -> QuietNetwork:
+        """A topology as its file states it, without its weather."""
+        rate = topology.bits_per_second / 8 * protocol.payload_share
+        return cls(topology.route, topology.latency_seconds, rate, protocol.software_seconds)
+
+
+class Lines:
+    """Latency and rate of every pair of members that exchanges messages, found when first asked for."""
+
+    def __init__(self, network: QuietNetwork, hosts: Sequence[int]) -> None:
+        self._network = network
+        self._hosts = hosts
+        self._number: dict[tuple[int, int], int] = {}
+        self.links: list[tuple[int, ...]] = []
+        self._latency: list[float] = []
+        self._rate: list[float] = []
+
+    def of(self, src: Ranks, dst: Ranks) -> tuple[Ranks, Seconds, Seconds]:
+        """Of each pair: its number, its latency in seconds and its bytes per second."""
+        number = np.fromiter(map(self._find, src.tolist(), dst.tolist()), np.int64, len(src))
+        return number, np.array(self._latency)[number], np.array(self._rate)[number]
+
+    def _find(self, src: int, dst: int) -> int:
+        number = self._number.get((src, dst))
+        if number is None:
+            number = self._number[src, dst] = len(self.links)
+            network = self._network
+            links = tuple(network.route(self._hosts[src], self._hosts[dst]))
+            self.links.append(links)
+            latency = sum(float(network.latency_seconds[link]) for link in links)
+            self._latency.append(latency + (network.software_seconds if links else 0.0))
+            self._rate.append(min((float(network.bytes_per_second[link]) for link in links), default=np.inf))
+        return number
+
+    def fit_at_once(self, capacity: Seconds) -> bool:
+        """Whether all pairs found so far could send at their full rate at the same time."""
+        links = np.array([link for route in self.links for link in route], np.int64)
+        rates = np.repeat(self._rate, [len(route) for route in self.links])
+        load = np.bincount(links, weights=rates, minlength=len(capacity))
+        return bool((load <= capacity * (1 + _ROUNDING)).all())
+
+
+def contention_free_seconds(
+    schedule: Schedule, hosts: Sequence[int], arrivals: Seconds, network: QuietNetwork
+) -> Seconds | None:
+    """When each member is through, or None where messages would meet on a link.
+
+    Args:
+        schedule: what is sent.
+        hosts: the host of each member.
+        arrivals: when each member enters, in seconds; all are known before it is over, or at once.
+        network: a quiet network.
+    """
+    if not network.bytes_per_second.all():
+        return None  # a link is dead
+    lines = Lines(network, hosts)
+    pairs = [phase.fixed_pairs() for phase in schedule.phases]
+    for regular in pairs:
+        if regular is not None:
+            lines.of(*regular)
+    fits = lines.fit_at_once(network.bytes_per_second)
+    if all(regular is not None for regular in pairs):
+        return _seconds(schedule, arrivals, lines, None) if fits else None
+    layout = _Layout(lines)
+    done = _seconds(schedule, arrivals, lines, layout) if fits else None
+    return done if done is not None and layout.fits(network.bytes_per_second) else None
+
+
+def undisturbed_seconds(schedule: Schedule, hosts: Sequence[int], network: QuietNetwork) -> Seconds | None:
+    """When each member would be through at the earliest, did messages not slow each other down.
+
+    All members enter at 0. None for the rare schedule that is too irregular to say.
+    """
+    return _seconds(schedule, np.zeros(schedule.num_ranks), Lines(network, hosts), None)
+
+
+def _seconds(schedule: Schedule, arrivals: Seconds, lines: Lines, layout: _Layout | None) -> Seconds | None:
+    done = arrivals
+    for phase in schedule.phases:
+        pairs = phase.fixed_pairs()
+        everyone = pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps
+        if pairs is not None and everyone:
+            done = _ring_seconds(phase, pairs, done, lines, layout)
+        elif phase.window == 1:
+            done = _rounds_seconds(phase, done, lines, layout)
+        else:
+            return None
+        if layout is not None and layout.too_many:
+            return None
+    if schedule.op == "sendrecv":
+        done = np.maximum(done, arrivals[1])  # a send completes with its receive
+    return done
+
+
+def _ring_seconds(
+    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, lines: Lines, layout: _Layout | None
+) -> Seconds:
+    """Every member sends one message a step, always to the same neighbour."""
+    src, dst = pairs
+    number, latency, rate = lines.of(src, dst)
+    sender_of = np.empty_like(src)  # position of the pair that ends at each member
+    sender_of[dst] = np.arange(len(src))
+    position_of = np.empty_like(src)
+    position_of[src] = np.arange(len(src))
+    into = sender_of[src]
+    start = start[src]  # by position from here on
+    done = [start] * phase.window
+    delivered = np.full(len(src), -np.inf)
+    index, lookout = 0, _Lookout(phase)
+    while index < phase.num_steps:
+        num_bytes = phase.num_bytes(index)
+        free = done[index % phase.window] + latency
+        if phase.window > 1:
+            free = np.maximum(free, delivered)
+        delivered = free + num_bytes / rate
+        if layout is not None:
+            layout.add(number, free, delivered)
+        both = np.maximum(delivered, delivered[into])
+        # Steps are done in order: a later one is not done before an earlier one.
+        done[index % phase.window] = (
+            both if phase.window == 1 else np.maximum(both, done[index % phase.window - 1])
+        )
+        index += 1
+        if layout is None and lookout.is_due(index):
+            num_steps, later = lookout.ahead(index, [*done, delivered])
+            index += num_steps
+            done, delivered = [each + later for each in done], delivered + later
+    result: Seconds = np.maximum.reduce(done)[position_of]
+    return result
+
+
+class _Lookout:
+    """Looks out, in long phases, for the step from which on all members go on at one pace.
+
+    A recurrence in maxima and sums whose steps are alike and have put off everybody by the same time goes on so: what
+    follows of these steps is one multiplication.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._is_long = phase.num_steps > _LONG
+        self._every = _LOOKS * phase.window
+        self._before: list[Seconds] = []
+        self._alike_until = 0
+
+    def is_due(self, index: int) -> bool:
+        """Whether to look after so many steps."""
+        return self._is_long and index % self._every == 0 and index < self._phase.num_steps
+
+    def ahead(self, index: int, state: list[Seconds]) -> tuple[int, float]:
+        """Steps that can be left out after so many, and how much later they leave everybody."""
+        before, self._before = self._before, [each.copy() for each in state]
+        until, self._alike_until = self._alike_until, index + self._phase.num_alike(index)
+        if not before or until < index:
+            return 0, 0.0
+        delay = float(state[0][0] - before[0][0])
+        if any(np.ptp(now - then) > _ROUNDING * delay for now, then in zip(state, before, strict=True)):
+            return 0, 0.0
+        times = (until - index) // self._every
+        if times > 0:
+            self._before = []
+        return times * self._every, times * delay
+
+
+def _rounds_seconds(phase: Phase, start: Seconds, lines: Lines, layout: _Layout | None) -> Seconds:
+    """Plain rounds of any messages."""
+    done = start.copy()
+    for index in range(phase.num_steps):
+        step = phase.step(index)
+        number, latency, rate = lines.of(step.src, step.dst)
+        free = done[step.src] + latency
+        delivered = free + step.num_bytes / rate
+        if layout is not None:
+            layout.add(number, free, delivered)
+        np.maximum.at(done, step.src, delivered)
+        np.maximum.at(done, step.dst, delivered)
+    return done
+
+
+class _Layout:
+    """When each message drains, to be laid out on the links."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._rows: list[tuple[Ranks, Seconds, Seconds]] = []
+        self._count = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether laying them out would take longer than simulating them."""
+        return self._count > _MOST_INTERVALS
+
+    def add(self, number: Ranks, begins: Seconds, ends: Seconds) -> None:
+        """Messages on these lines (by number) drain from `begins` to `ends`."""
+        self._count += len(number)
+        if not self.too_many:
+            self._rows.append((number, begins, ends))
+
+    def fits(self, capacity: Seconds) -> bool:
+        """Whether no link ever carries more than its capacity."""
+        if not self._count:
+            return True
+        number, begins, ends = (np.concatenate(column) for column in zip(*self._rows, strict=True))
+        routes = self._lines.links
+        hops = np.array([len(route) for route in routes], np.int64)
+        rate = np.array([min((float(capacity[link]) for link in route), default=0.0) for route in routes])
+        first = np.concatenate(([0], np.cumsum(hops)))
+        flat = np.array([link for route in routes for link in route], np.int64)
+        each = np.repeat(np.arange(len(number)), hops[number])
+        place = np.arange(len(each)) - np.repeat(np.cumsum(hops[number]) - hops[number], hops[number])
+        link = flat[first[number[each]] + place]
+        slack = _ROUNDING * 1e-3 * max(float(ends.max()), 1e-12)
+        instant = np.concatenate((begins[each] + slack, ends[each]))
+        share = rate[number[each]] / capacity[link]
+        change = np.concatenate((share, -share))
+        brief = ends[each] - begins[each] <= slack  # nothing to drain
+        change[np.concatenate((brief, brief))] = 0.0
+        link = np.concatenate((link, link))
+        order = np.lexsort((instant, link))
+        load = np.cumsum(change[order])
+        # Each link's changes add up to zero, so the running sum starts each link from zero, rounding aside.
+        return bool((load <= 1 + 10 * _ROUNDING).all())

@@ -1,1 +1,0 @@
-"""How a collective's times are found on a network."""

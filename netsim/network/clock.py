@@ -1,0 +1,167 @@
+"""SimPy's clock with a network under it: between two events of SimPy the network lives on by itself."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from heapq import heapify, heappush
+from typing import TYPE_CHECKING
+
+import simpy
+from simpy.events import NORMAL, URGENT, EventPriority
+
+from netsim.files.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from netsim.network.engine import Engine
+
+__all__ = ["BY_RANKS", "Clock", "Order", "call_at", "on_grid"]
+
+_GRID_PER_SECOND = 2.0**30
+_MOST_CANCELLED = 64
+
+
+class Order(IntEnum):
+    """Turns within an instant; SimPy's own events are `RANKS` (0 and 1).
+
+    Ranks act on the network as the weather has left it, so that comes first. The network settles its transfers when
+    every rank has had its turn; code that is called for a delivery may act at the same instant, and the network
+    settles again. A meeting includes who comes at the very instant of its deadline, for whatever reason: it is
+    closed last.
+    """
+
+    WEATHER = -1
+    RANKS = 1
+    NETWORK = 10
+    MEETINGS = 1 << 20
+
+
+BY_RANKS = frozenset((int(URGENT), int(NORMAL)))
+"""Priorities of SimPy's own events, by which ranks go on."""
+
+
+def on_grid(seconds: float) -> float:
+    """The first instant of the kernel's grid (2**-30 s) that is not before `seconds`.
+
+    Sums of grid instants are exact, so equal steps stay equal whatever the clock says. Infinity (never) is on it.
+    Raises InputError for a negative number or NaN.
+    """
+    if not seconds >= 0:
+        raise InputError(f"seconds must not be negative, got {seconds}")
+    if seconds == math.inf:
+        return seconds
+    return math.ceil(seconds * _GRID_PER_SECOND) / _GRID_PER_SECOND
+
+
+class Clock(simpy.Environment):
+    """SimPy's environment whose time goes on to its next event or to the network's, whichever is first.
+
+    Times are virtual seconds. Beyond SimPy's interface it has `at` and `cancel`: `env.timeout(instant - env.now)`
+    need not land on `instant`, since the difference and the sum both round.
+
+    Args:
+        initial_time: its first instant.
+
+    Attributes:
+        upcoming: SimPy's events to come, the next first: instant, order in it, number, event; a heap to look at only.
+    """
+
+    def __init__(self, initial_time: float = 0.0) -> None:
+        super().__init__(initial_time)
+        self.upcoming: Sequence[tuple[float, EventPriority, int, simpy.Event]] = self._queue
+        self._cancelled: set[simpy.Event] = set()
+        self._engines: list[Engine] = []
+
+    def attach(self, engine: Engine) -> None:
+        """Have a network's time go on with this clock."""
+        engine.now = self._now
+        self._engines.append(engine)
+
+    def show(self, instant: float) -> None:
+        """Take over the time of a network, for code that it calls."""
+        self._now = instant
+
+    def step(self) -> None:
+        """Let the network live until the next event of SimPy, or until it has called code above it; else that event.
+
+        The event has a step of its own: whoever steps the clock may look, before it, whether anything can still happen.
+        """
+        queue = self._queue
+        until, is_included = (queue[0][0], queue[0][1] > Order.NETWORK) if queue else (math.inf, False)
+        due = min([engine.next_due() for engine in self._engines], default=math.inf)
+        if due < until or (due == until and is_included):
+            if len(self._engines) == 1:
+                self._engines[0].advance(until, is_included)
+            else:
+                self._advance_all(until, is_included)
+            for engine in self._engines:
+                engine.now = self._now
+            return
+        if queue:
+            for engine in self._engines:
+                engine.now = until
+        super().step()  # raises where nothing is left
+
+    def _advance_all(self, until: float, is_included: bool) -> None:
+        """Let several networks live until `until`, or until one has called code above it."""
+        while True:
+            due = min(engine.next_due() for engine in self._engines)
+            if not (due < until or (due == until and is_included)):
+                return
+            self._now = due
+            for engine in self._engines:
+                engine.now = due
+                engine.advance(due, True)
+                if engine.has_called_out:
+                    return
+
+    def peek(self) -> float:
+        """The instant of the next event, SimPy's or a network's; infinity if there is none."""
+        return min([super().peek(), *(engine.next_due() for engine in self._engines)])
+
+    def at(
+        self, instant: float, order: Order = Order.RANKS, call: Callable[[simpy.Event], None] | None = None
+    ) -> simpy.Event:
+        """An event that happens exactly at `instant` (not before now), in its `order`; `call` is called with it."""
+        event = simpy.Event(self)
+        event._ok = True
+        event._value = None
+        if call is not None:
+            event.callbacks = [call]
+        heappush(self._queue, (max(instant, self.now), EventPriority(order), next(self._eid), event))
+        return event
+
+    def cancel(self, event: simpy.Event) -> None:
+        """Make an event of `at` do nothing.
+
+        Those that are far ahead would stay in the queue, however long the run: when they are most of it, they go.
+        """
+        event.callbacks = [self._cancelled.discard]
+        self._cancelled.add(event)
+        if len(self._cancelled) > max(_MOST_CANCELLED, len(self._queue) // 2):
+            self._queue[:] = [entry for entry in self._queue if entry[3] not in self._cancelled]
+            heapify(self._queue)
+            self._cancelled.clear()
+
+    def goes_on_with(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
+        """Whether the next thing to happen, if any, is a network's, cancelled, or idle by `is_idle`."""
+        if not self._queue:
+            return True
+        instant, order, _, event = self._queue[0]
+        due = min((engine.next_due() for engine in self._engines), default=math.inf)
+        if due < instant or (due == instant and order > Order.NETWORK):
+            return True
+        return event in self._cancelled or is_idle(event)
+
+    def has_others(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
+        """Whether an event of SimPy is to come that is neither cancelled nor idle by `is_idle`."""
+        return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)
+
+
+def call_at(
+    clock: Clock, instant: float, call: Callable[[], None], order: Order = Order.RANKS
+) -> simpy.Event:
+    """Have `call` called at an instant."""
+    return clock.at(instant, order, lambda event: call())

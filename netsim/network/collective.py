@@ -1,0 +1,329 @@
+"""Collectives as owners of transfers: every member walks through the steps of a schedule by itself.
+
+A member posts step i when its step i - window is done. A message leaves when its sender posts it; its send and its
+receive are done when it is delivered (and the receiver has posted the step).
+
+**As gloo does it**, data leave only when the receiver's note has come: both sides write a note as they post, and
+notes and data of one connection leave in order, so a note may wait behind data. A send is done when the socket's
+buffer has taken its bytes. gloo's threads wake some tenths of a millisecond apart, and post one send and receive
+after the other.
+
+Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from netsim.network.engine import Connection, Engine, Group, Owner, Transfer
+
+# Posting one send and one receive (locks and system calls) before the next pair.
+POST_SECONDS: Final = 1e-4
+# gloo's own threads wake 0.1 to 0.5 ms apart. It matters in a LAN, where a late rank's notes wait behind the data
+# that the early ones already asked it for.
+WAKE_SECONDS: Final = 1e-4
+WAKES_APART: Final = 8
+
+# Kinds of transfers.
+DATA: Final = 0
+READY: Final = 1  # a receiver's note
+NOTE: Final = 2  # a sender's, for which nobody waits
+WAKE: Final = 3
+PAIR: Final = 4  # and more: a pair of posts
+
+
+@final
+class StepMessages:
+    """Messages of one step by member, for all collectives that follow the schedule.
+
+    Args:
+        num_members: members of the group.
+        src, dst, sizes: sender, receiver and bytes of each message; each sender's in the order of posting.
+
+    Attributes:
+        first: by member, the index of its first send; one more entry at the end.
+        targets, sizes: by send.
+        first_receive, sources: likewise, its receives, in the order in which gloo posts them.
+    """
+
+    def __init__(self, num_members: int, src: list[int], dst: list[int], sizes: list[float]) -> None:
+        sends = [0] * (num_members + 1)
+        receives = [0] * (num_members + 1)
+        for i in range(len(src)):
+            sends[src[i] + 1] += 1
+            receives[dst[i] + 1] += 1
+        for member in range(num_members):
+            sends[member + 1] += sends[member]
+            receives[member + 1] += receives[member]
+        self.first = sends
+        self.first_receive = receives
+        self.targets = [0] * len(src)
+        self.sizes = [0.0] * len(src)
+        self.sources = [0] * len(src)
+        # A member receives in the order of the positions that its messages have among their senders' own.
+        following = sends[:]
+        by_position: list[list[int]] = []
+        for i in range(len(src)):
+            at = following[src[i]]
+            following[src[i]] = at + 1
+            self.targets[at] = dst[i]
+            self.sizes[at] = sizes[i]
+            position = at - sends[src[i]]
+            if position == len(by_position):
+                by_position.append([])
+            by_position[position].append(i)
+        following = receives[:]
+        for messages in by_position:
+            for i in messages:
+                self.sources[following[dst[i]]] = src[i]
+                following[dst[i]] += 1
+
+    def num_parts(self, member: int) -> int:
+        """Sends and receives of a member."""
+        sends = self.first[member + 1] - self.first[member]
+        return sends + self.first_receive[member + 1] - self.first_receive[member]
+
+
+@final
+class Plan:
+    """A schedule as a collective walks through it.
+
+    Args:
+        num_members: members of the group.
+        gates: by step, how many steps a member must have done before it posts that one.
+        make: messages of a step, made when it is first asked for.
+        is_kept: the messages are kept for the next collective that follows the schedule.
+        is_message: a single message, whose send is done with its receive.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        gates: list[int],
+        make: Callable[[int], StepMessages],
+        is_kept: bool,
+        is_message: bool,
+    ) -> None:
+        self.num_members = num_members
+        self.gates = gates
+        self.is_message = is_message
+        self._make = make
+        self._kept: list[StepMessages | None] = [None] * len(gates) if is_kept else []
+
+    def step(self, index: int) -> StepMessages:
+        if not self._kept:
+            return self._make(index)
+        messages = self._kept[index]
+        if messages is None:
+            messages = self._kept[index] = self._make(index)
+        return messages
+
+
+@final
+class OpenStep:
+    """A step under way in one collective.
+
+    Attributes:
+        num_open: by member, its sends and receives that are not done; negative before it has posted the step.
+        num_members: members that are not through with it.
+        halves: of each rendezvous (source x members + target), whether half of it has happened.
+    """
+
+    def __init__(self, messages: StepMessages, num_members: int) -> None:
+        self.messages = messages
+        self.num_open = [0] * num_members
+        self.num_members = num_members
+        self.halves: dict[int, int] = {}
+
+
+class Collective(Owner):
+    """One collective under way. Members enter when they like; `on_done(member)` is called as each is through.
+
+    Args:
+        engine: network on which messages are sent.
+        plan: what is sent.
+        hosts: host of each member; members may share one.
+        group: connections that it uses; collectives of one group share them and their state.
+        on_done: called with a member's position at the instant it is through, which may be within `arrive`.
+    """
+
+    def __init__(
+        self, engine: Engine, plan: Plan, hosts: list[int], group: Group, on_done: Callable[[int], None]
+    ) -> None:
+        self.engine = engine
+        self.plan = plan
+        self.hosts = hosts
+        self.group = group
+        self.on_done = on_done
+        self.is_cancelled = False
+        self.has_arrived = [False] * plan.num_members
+        self._gates = plan.gates
+        self._num_posted = [0] * plan.num_members
+        self._num_done = [0] * plan.num_members  # in a row
+        self._open: dict[int, OpenStep] = {}
+        self._waits_for_receive = False  # the send of a single message, which is delivered
+
+    def arrive(self, member: int) -> None:
+        """A member enters now."""
+        self.has_arrived[member] = True
+        self._enter(member)
+        if self._waits_for_receive and member == 1:
+            self._part_done(0, 0)
+
+    def cancel(self) -> None:
+        """End it where it is: nothing more is sent, and no member is through any more.
+
+        Others of its group that are under way lose what they have sent, too: end them as well.
+        """
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.engine.end_group(self.group.name)
+
+    def delivered(self, transfer: Transfer) -> None:
+        """Both ends have one part less to wait for; the receiver goes on first."""
+        if self.is_cancelled:
+            return
+        step = transfer.step
+        self._part_done(step, transfer.dst)
+        if self.plan.is_message and not self.has_arrived[transfer.dst]:
+            self._waits_for_receive = True  # a send is done with its receive, and that is not posted yet
+        else:
+            self._part_done(step, transfer.src)
+
+    def _enter(self, member: int) -> None:
+        self._go_on(member)
+
+    def _go_on(self, member: int) -> None:
+        """Post whatever may be posted."""
+        gates = self._gates
+        num_steps = len(gates)
+        posted = self._num_posted[member]
+        while posted < num_steps and self._num_done[member] >= gates[posted]:
+            step = self._step(posted)
+            self._num_posted[member] = posted + 1
+            step.num_open[member] += step.messages.num_parts(member)
+            self._post(member, posted, step)
+            self._count_done(member)
+            posted = self._num_posted[member]
+        if self._num_done[member] == num_steps:
+            self._num_done[member] = num_steps + 1  # once
+            if not self.is_cancelled:
+                self.engine.has_called_out = True
+                self.on_done(member)
+
+    def _step(self, index: int) -> OpenStep:
+        step = self._open.get(index)
+        if step is None:
+            step = self._open[index] = OpenStep(self.plan.step(index), self.plan.num_members)
+        return step
+
+    def _count_done(self, member: int) -> None:
+        """See how far the row of done steps reaches."""
+        done = self._num_done[member]
+        posted = self._num_posted[member]
+        while done < posted:
+            step = self._open[done]
+            if step.num_open[member] != 0:
+                break
+            step.num_members -= 1
+            if step.num_members == 0:
+                del self._open[done]
+            done += 1
+        self._num_done[member] = done
+
+    def _part_done(self, index: int, member: int) -> None:
+        """One send or receive of a step is done."""
+        step = self._step(index)
+        step.num_open[member] -= 1
+        if step.num_open[member] == 0 and self._num_posted[member] > index:
+            self._count_done(member)
+            self._go_on(member)
+
+    def _post(self, member: int, index: int, step: OpenStep) -> None:
+        """Start the sends of a member in a step."""
+        messages = step.messages
+        for send in range(messages.first[member], messages.first[member + 1]):
+            dst = messages.targets[send]
+            self._send(member, dst, messages.sizes[send], index, DATA, False)
+
+    def _send(self, src: int, dst: int, size: float, index: int, kind: int, tells_sent: bool) -> None:
+        if self.is_cancelled:
+            return
+        engine = self.engine
+        connection: Connection = engine.connect(self.group, self.hosts[src], self.hosts[dst])
+        engine.send(connection, size, self, index, src, dst, kind, tells_sent)
+
+
+@final
+class GlooCollective(Collective):
+    """A collective whose every message is a rendezvous."""
+
+    def _enter(self, member: int) -> None:
+        """gloo's thread wakes a little later; single messages have none."""
+        wakes = 0 if self.plan.is_message else member % WAKES_APART
+        if wakes:
+            self.engine.alarm(wakes * WAKE_SECONDS, self, 0, member, WAKE)
+        else:
+            self._go_on(member)
+
+    def delivered(self, transfer: Transfer) -> None:
+        if self.is_cancelled:
+            return
+        kind = transfer.kind
+        if kind == DATA:
+            self._part_done(transfer.step, transfer.dst)
+        elif kind == READY:  # from the receiver, at the sender
+            self._meet(transfer.step, transfer.dst, transfer.src)
+        elif kind == WAKE:
+            self._go_on(transfer.src)
+        elif kind >= PAIR:
+            index, member = transfer.step, transfer.src
+            step = self._open[index]
+            self._post_pair(member, index, step, kind - PAIR)
+            if step.num_open[member] == 0:
+                self._count_done(member)
+                self._go_on(member)
+
+    def sent(self, transfer: Transfer) -> None:
+        if not self.is_cancelled:
+            self._part_done(transfer.step, transfer.src)
+
+    def _post(self, member: int, index: int, step: OpenStep) -> None:
+        """Write the notes of a step, pair by pair."""
+        messages = step.messages
+        sends = messages.first[member + 1] - messages.first[member]
+        receives = messages.first_receive[member + 1] - messages.first_receive[member]
+        for number in range(max(sends, receives)):
+            if number:
+                self.engine.alarm(number * POST_SECONDS, self, index, member, PAIR + number)
+            else:
+                self._post_pair(member, index, step, 0)
+
+    def _post_pair(self, member: int, index: int, step: OpenStep, number: int) -> None:
+        """Write the notes of one receive and one send."""
+        messages = step.messages
+        receive = messages.first_receive[member] + number
+        if receive < messages.first_receive[member + 1]:
+            self._send(member, messages.sources[receive], 0.0, index, READY, False)
+        send = messages.first[member] + number
+        if send < messages.first[member + 1]:
+            dst = messages.targets[send]
+            self._send(member, dst, 0.0, index, NOTE, False)
+            rendezvous = member * self.plan.num_members + dst
+            if rendezvous in step.halves:
+                del step.halves[rendezvous]
+                self._send(member, dst, messages.sizes[send], index, DATA, True)
+            else:
+                step.halves[rendezvous] = send
+
+    def _meet(self, index: int, src: int, dst: int) -> None:
+        """The receiver's note has come: data leave when the send is posted as well."""
+        step = self._step(index)
+        rendezvous = src * self.plan.num_members + dst
+        send = step.halves.get(rendezvous, -1)
+        if send >= 0:
+            del step.halves[rendezvous]
+            self._send(src, dst, step.messages.sizes[send], index, DATA, True)
+        else:
+            step.halves[rendezvous] = -1

@@ -1,0 +1,511 @@
+"""A topology in use: transfers under way, what has crossed each link, links that change and hosts that crash.
+
+What happens in between is `netsim.network.engine`'s; here it meets topologies, protocols and whoever calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+
+import numpy as np
+
+from netsim.files.errors import DeadlockError, InputError
+from netsim.network.clock import Clock
+from netsim.network.engine import Engine, Outside, Path
+from netsim.network.tcp import Window, share_weight
+from netsim.topology.protocol import Protocol as TransferProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Hashable, Iterable, KeysView, Mapping, Sequence
+
+    import simpy
+
+    from netsim.network.engine import Transfer
+    from netsim.topology.topology import FloatArray, Topology
+
+__all__ = [
+    "BackgroundConnection",
+    "Downtime",
+    "Network",
+    "NetworkObserver",
+    "Outage",
+    "Waiting",
+    "not_given_up",
+]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundConnection:
+    """Name of a connection of background traffic: which entry, and which of its connections."""
+
+    entry: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A transfer no byte of which can move.
+
+    Attributes:
+        number: its id.
+        connection: as its sender calls it.
+        source, target: its hosts.
+        links: the dead links that it would have to cross.
+    """
+
+    number: int
+    connection: Hashable
+    source: int
+    target: int
+    links: tuple[int, ...]
+
+
+class NetworkObserver(Protocol):
+    """Code that watches a network; it is called at `network.env.now`, and changes nothing."""
+
+    def transfer_started(
+        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
+    ) -> None:
+        """A transfer was sent."""
+
+    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
+        """All of a transfer's bytes were delivered, or it was aborted with only so many."""
+
+    def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
+        """From now on these transfers (ids) drain at these rates."""
+
+    def capacity_changed(self, link: int, bits_per_second: float) -> None:
+        """From now on a link (index) carries so much; 0 while it is down."""
+
+
+class Network:
+    """A topology in use: transfers under way, their rates, and what has crossed each link.
+
+        clock = netsim.Clock()
+        network = netsim.Network(clock, netsim.Topology.load("lan"))
+        network.send(0, 1, 1_000_000, lambda: print(clock.now))
+        clock.run()
+
+    `send` and `transfer` start transfers, `abort` ends one; `set_capacity`, `set_latency`, `set_loss` and
+    `set_link_up` change links while it runs; `link_bytes`, `num_in_flight` and `is_in_flight` report its state. The
+    other methods serve collectives and weather.
+
+    Hosts and links are indices into `topology.hosts` and `topology.links`; times are seconds.
+
+    Args:
+        env: the clock that it lives on.
+        topology: hosts, links and routes.
+        protocol: how transfers use links, as `Protocol.parse` takes it; None: the topology's.
+
+    Attributes:
+        env, topology: as given.
+        protocol: how transfers use links.
+        downtime: the hosts that have crashed.
+        engine: connections, transfers and time.
+        on_give_up: called with a transfer whose connection is given up (`Protocol.give_up_seconds`); it goes on
+            waiting if that returns. By default raises DeadlockError.
+
+    Raises InputError where `env` is not a `netsim.Clock`.
+    """
+
+    def __init__(
+        self,
+        env: Clock,
+        topology: Topology,
+        protocol: TransferProtocol | str | Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(env, Clock):
+            raise InputError(f"Network: its clock is a {type(env).__name__}; give a netsim.Clock()")
+        self.env = env
+        self.topology = topology
+        self.protocol = TransferProtocol.parse(topology.protocol if protocol is None else protocol)
+        self.downtime = Downtime(env)
+        self.on_give_up: Callable[[Waiting], None] = not_given_up
+        self._latency_seconds: list[float] = [link.latency_seconds for link in topology.links]
+        self._loss: list[float] = [link.loss for link in topology.links]
+        self._stated = [float(rate) / 8 for rate in topology.bits_per_second]
+        self._nominal = self._stated.copy()  # what a link carried last, if it carries nothing
+        self._is_up = [True] * len(self._stated)
+        self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
+        self._remembered: dict[Hashable, Any] = {}
+        share = self.protocol.payload_share
+        self.engine = Engine(
+            [rate * share for rate in self._stated],
+            self.protocol.ack_share * share,
+            self.protocol.give_up_seconds,
+            self.protocol.connections == "per-transfer",
+            self._find_path,
+            self._open_window,
+            env.show,
+            len(topology.hosts),
+        )
+        self.engine.on_give_up = lambda transfer: self.on_give_up(self._waiting(transfer))
+        env.attach(self.engine)
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        src: int,
+        dst: int,
+        num_bytes: float,
+        on_delivered: Callable[[], None],
+        *,
+        connection: Hashable = None,
+        on_sent: Callable[[], None] | None = None,
+        on_dropped: Callable[[], None] | None = None,
+        most_bytes_per_second: float = math.inf,
+    ) -> int:
+        """Start a transfer now.
+
+        Messages of one (src, dst, connection) leave whole and in order. Within a host they are delivered at once.
+        The callbacks of one instant are called in the order of sending, when all else that happens in that
+        instant has happened; nothing is called before `send` returns.
+
+        Args:
+            src, dst: host indices.
+            num_bytes: payload; zero takes the latency alone.
+            on_delivered: called at the instant the last byte has arrived.
+            connection: tells connections between the same hosts apart.
+            on_sent: called at the instant from which the sender need not wait any more, before
+                `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
+                what has not left yet.
+            on_dropped: called if a host's crash ends it (`netsim.weather.faults`); None: it is then sent once more,
+                from its first byte, as another transfer with the same callbacks.
+            most_bytes_per_second: rate that its sender offers at most; with a limit TCP does not shape it.
+
+        Returns:
+            The transfer's id; ids grow with each call.
+
+        Raises InputError for a host that does not exist and for bytes that are negative or not finite.
+        """
+        if not 0 <= num_bytes < math.inf:
+            raise InputError(
+                f"send from host {src} to host {dst}: bytes must be finite and not negative, got {num_bytes}"
+            )
+        num_hosts = len(self.topology.hosts)
+        if not (0 <= src < num_hosts and 0 <= dst < num_hosts):
+            raise InputError(f"send from host {src} to host {dst}: there are hosts 0 to {num_hosts - 1}")
+        engine = self.engine
+        group = engine.group(connection, isinstance(connection, BackgroundConnection))
+        way = engine.connect(group, src, dst, most_bytes_per_second)
+        owner = Outside(engine, on_delivered, on_sent, on_dropped)
+        transfer = engine.send(way, float(num_bytes), owner, 0, src, dst, 0, on_sent is not None)
+        transfer.tells_dropped = on_dropped is not None
+        return transfer.order
+
+    def transfer(self, src: int, dst: int, num_bytes: float, *, connection: Hashable = None) -> simpy.Event:
+        """Start a transfer now, as `send` does; the event happens when it is delivered.
+
+        `num_bytes` go from host `src` to host `dst`, behind those of the same `connection`.
+        """
+        delivered = self.env.event()
+
+        def succeed() -> None:
+            delivered.succeed()
+
+        self.send(src, dst, num_bytes, succeed, connection=connection)
+        return delivered
+
+    def abort(self, transfer: int) -> float:
+        """End a transfer that is under way; its callbacks are never called.
+
+        Returns the bytes that were delivered. Raises InputError where there is no such transfer in flight.
+        """
+        return self.engine.abort(self._single(transfer, "abort"))
+
+    def end_transfer(self, transfer: int) -> None:
+        """End the transfer of this id by force; its sender is called if it wants to know."""
+        self.engine.drop(self._single(transfer, "end_transfer"))
+
+    def is_in_flight(self, transfer: int) -> bool:
+        """Whether a transfer is under way."""
+        return transfer in self.engine.singles
+
+    def _single(self, transfer: int, call: str) -> Transfer:
+        found = self.engine.singles.get(transfer)
+        if found is None:
+            raise InputError(f"{call}: no transfer {transfer} is in flight")
+        return found
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def observe(self, observer: NetworkObserver) -> None:
+        """Call `observer` for what happens from now on."""
+        self.engine.observers.append(observer)
+
+    @property
+    def link_bytes(self) -> FloatArray:
+        """Payload bytes that have crossed each link so far; shape (links,)."""
+        return self._by_link(is_background=False) + self._credited
+
+    @property
+    def background_link_bytes(self) -> FloatArray:
+        """Of `link_bytes`, background traffic's; shape (links,)."""
+        return self._by_link(is_background=True)
+
+    def _by_link(self, *, is_background: bool) -> FloatArray:
+        by_path = [
+            path.background_bytes if is_background else path.delivered_bytes for path in self.engine.paths
+        ]
+        for transfer in self.engine.in_flight() if self.engine.num_in_flight else ():
+            group, path = transfer.connection.group, transfer.connection.path
+            if transfer.drains and (group.is_background or not is_background):
+                by_path[path.index] += self.engine.crossed_bytes(transfer)
+        totals = [0.0] * len(self._stated)
+        for path, num_bytes in zip(self.engine.paths, by_path, strict=True):
+            for link in path.links:
+                totals[link] += num_bytes
+        return np.array(totals)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Transfers sent and not yet delivered or aborted."""
+        return self.engine.num_in_flight
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are kept: those in use, and idle ones whose state matters."""
+        return sum(len(group.connections) for group in self.engine.groups.values())
+
+    @property
+    def dropped_bytes(self) -> float:
+        """Payload of transfers that were ended by force, as far as it had not been delivered."""
+        return self.engine.dropped_bytes
+
+    @property
+    def payload_bytes_per_second(self) -> Sequence[float]:
+        """Payload that each link carries at present; zero while it is down."""
+        return self.engine.payload
+
+    def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
+        """Count bytes between members on `hosts` as sent: (source, target, bytes), by position."""
+        for src, dst, num_bytes in pair_bytes:
+            self.engine.path(hosts[src], hosts[dst]).delivered_bytes += num_bytes
+
+    def credit_links(self, link_bytes: FloatArray) -> None:
+        """Count bytes as having crossed links; shape (links,)."""
+        self._credited = self._credited + link_bytes
+
+    def remember(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """The result of `make`, called once for a key; those that were not used lately are forgotten."""
+        value: _T
+        if key in self._remembered:
+            value = self._remembered.pop(key)
+        else:
+            value = make()
+            while len(self._remembered) >= _MOST_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
+        self._remembered[key] = value
+        return value
+
+    # -- paths and windows -----------------------------------------------------------------------------------
+
+    def _find_path(self, index: int, source: int, target: int) -> Path:
+        links = list(self.topology.route(source, target))
+        path = Path(index, source, target, links, list(self.topology.route(target, source)))
+        self._measure(path)
+        return path
+
+    def _measure(self, path: Path) -> None:
+        """Take over what the links of a path are like at present."""
+        path.latency = float(sum(self._latency_seconds[link] for link in path.links))
+        path.round_trip = path.latency + float(sum(self._latency_seconds[link] for link in path.back))
+        path.weight = share_weight(self.protocol.streams, self.protocol.rtt_bias, path.round_trip)
+        path.loss = 1.0 - math.prod(1.0 - self._loss[link] for link in path.links)
+        if path.links:
+            path.software = self.protocol.software_seconds
+            if self.protocol.connections == "per-transfer":
+                path.handshake = path.round_trip
+
+    def _open_window(self, path: Path) -> Window | None:
+        if not self.protocol.has_windows:
+            return None
+        link = min(path.links, key=self._nominal.__getitem__)
+        rate = self._nominal[link] * self.protocol.payload_share
+        queue = self.topology.links[link].queue_packets or self.protocol.queue_packets
+        return Window(self.protocol, path.round_trip, path.loss, rate, queue)
+
+    # -- links that change -----------------------------------------------------------------------------------
+
+    def set_capacity(self, link: int, bits_per_second: float) -> None:
+        """Give a link (index) another capacity from now on; at zero `bits_per_second`, transfers on it stall.
+
+        Raises InputError for a number that is negative or not finite.
+        """
+        if not 0 <= bits_per_second < math.inf:
+            raise InputError(
+                f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
+            )
+        self._stated[link] = bits_per_second / 8
+        if bits_per_second:
+            self._nominal[link] = bits_per_second / 8
+        self._resize(link)
+
+    def set_link_up(self, link: int, up: bool) -> None:
+        """Let a link (index) carry nothing from now on, or, if `up`, what it did before."""
+        self._is_up[link] = up
+        self._resize(link)
+
+    def _resize(self, link: int) -> None:
+        rate = self._stated[link] if self._is_up[link] else 0.0
+        self.engine.resize(link, rate * self.protocol.payload_share)
+        for observer in self.engine.observers:
+            observer.capacity_changed(link, rate * 8)
+
+    def set_latency(self, link: int, seconds: float) -> None:
+        """Give a link (index) another latency, one way, in `seconds`: for what is sent from now on, and windows.
+
+        Raises InputError for a number that is negative or not finite.
+        """
+        if not 0 <= seconds < math.inf:
+            raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
+        self._latency_seconds[link] = seconds
+        self._follow(link)
+
+    def set_loss(self, link: int, share: float) -> None:
+        """Have a link (index) lose another `share` of its packets from now on.
+
+        Raises InputError for a share below 0 or from 1 up.
+        """
+        if not 0 <= share < 1:
+            raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
+        self._loss[link] = share
+        self._follow(link)
+
+    def _follow(self, link: int) -> None:
+        changed = [path for path in self.engine.paths if link in path.links or link in path.back]
+        for path in changed:
+            self._measure(path)
+        self.engine.follow(changed)
+
+    @property
+    def dead_links(self) -> frozenset[int]:
+        """The links that carry nothing at present."""
+        return frozenset(self.engine.dead)
+
+    def is_dead_end(self, source: int, target: int) -> bool:
+        """Whether nothing gets from host `source` to host `target` at present."""
+        return self.engine.is_cut(self.engine.path(source, target))
+
+    # -- hosts that crash ------------------------------------------------------------------------------------
+
+    def take_arrivals(self) -> None:
+        """Deliver what has arrived by now, whatever else happens at this instant."""
+        self.engine.take_due()
+        self.engine.ask()
+
+    def drop_transfers(self, host: int) -> None:
+        """End all transfers in flight from and to a host, and forget the state of its connections.
+
+        Those whose sender does not want to know are sent once more, in the same order.
+        """
+        self.engine.drop_at(host)
+
+    # -- transfers that wait ---------------------------------------------------------------------------------
+
+    def can_go_on(self, ignored: Callable[[Hashable], bool]) -> bool:
+        """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
+        if self.engine.is_busy:
+            return True
+        return any(not self.engine.is_stuck(transfer) for transfer in self._first(ignored))
+
+    def transfers_waiting(self, ignored: Callable[[Hashable], bool]) -> list[Waiting]:
+        """The transfers that dead links keep from moving, those of connections that are `ignored` aside."""
+        first = self._first(ignored)
+        return [self._waiting(transfer) for transfer in first if self.engine.is_stuck(transfer)]
+
+    def _waiting(self, transfer: Transfer) -> Waiting:
+        path = transfer.connection.path
+        crossed = path.links + path.back if self.protocol.ack_share else path.links
+        links = tuple(link for link in crossed if link in self.engine.dead)
+        return Waiting(transfer.order, transfer.connection.group.name, path.source, path.target, links)
+
+    def _first(self, ignored: Callable[[Hashable], bool]) -> list[Transfer]:
+        """The transfer under way of each connection."""
+        return [
+            transfer
+            for transfer in self.engine.in_flight()
+            if transfer.connection.first is transfer and not ignored(transfer.connection.group.name)
+        ]
+
+
+_MOST_REMEMBERED = 512
+
+
+def not_given_up(waiting: Waiting) -> NoReturn:
+    """Raise DeadlockError for a transfer that nobody gives up."""
+    raise DeadlockError(
+        f"transfer {waiting.number} from host {waiting.source} to host {waiting.target} cannot cross "
+        f"links {list(waiting.links)}, which are dead for longer than its protocol waits: bring them back in time"
+    )
+
+
+class Outage(NamedTuple):
+    """A host (index) was down from one instant to another; None: it still is."""
+
+    host: int
+    begin_seconds: float
+    end_seconds: float | None = None
+
+
+class Downtime:
+    """The hosts of a network that are down, and the processes that wait for them.
+
+    Args:
+        env: its clock.
+
+    Attributes:
+        outages: all that are over, in the order in which they ended.
+        awaited: by host, how many processes wait for it.
+        hosts: those that are down.
+        on_crash: called with a host that goes down.
+    """
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.outages: list[Outage] = []
+        self.awaited: Counter[int] = Counter()
+        self.on_crash: Callable[[int], None] = lambda host: None
+        self._env = env
+        self._since: dict[int, float] = {}
+        self.hosts: KeysView[int] = self._since.keys()
+        self._returns: dict[int, simpy.Event] = {}
+
+    def begin(self, host: int) -> None:
+        """A host goes down; nothing where it is down already."""
+        if host not in self._since:
+            self._since[host] = self._env.now
+            self.on_crash(host)
+
+    def end(self, host: int) -> None:
+        """A host is back; nothing where it was up."""
+        if host not in self._since:
+            return
+        self.outages.append(Outage(host, self._since.pop(host), self._env.now))
+        returned = self._returns.pop(host, None)
+        if returned is not None:
+            returned.succeed()
+
+    def since(self, host: int) -> float | None:
+        """The instant from which on a host has been down; None where it is up."""
+        return self._since.get(host)
+
+    def under_way(self) -> list[Outage]:
+        """Outages that have not ended, by host."""
+        return [Outage(host, since) for host, since in sorted(self._since.items())]
+
+    def until_up(self, host: int) -> Generator[simpy.Event, None, None]:
+        """Wait as long as a host is down."""
+        self.awaited[host] += 1
+        try:
+            while host in self._since:
+                if host not in self._returns:
+                    self._returns[host] = self._env.event()
+                yield self._returns[host]
+        finally:
+            self.awaited[host] -= 1

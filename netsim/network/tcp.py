@@ -1,0 +1,518 @@
+"""What TCP takes from the ideal network: the window of one connection, as a fluid.
+
+Time is seen from the receiver: a window that leaves at t drains from t plus the latency on, and the next
+window can follow one round trip after it.
+
+**Slow start.** Round i may drain W_i bytes at whatever rate fairness gives; round i + 1 starts one round trip
+after round i did, since that is when the acknowledgements are back. W_0 is 10 segments (RFC 6928) and doubles
+with every round (RFC 5681 and 3465, with delayed acknowledgements). A receiver that acknowledges every second segment
+from the very first on owes one at the end of the first round, so W_1 is 18; Linux acknowledges all of the first
+ones (`quick_acks`), and W_1 is 20. A round that takes longer than a round trip to drain fills the
+pipe: from then on the window limits nothing. A transfer of bandwidth B beyond P = B x RTT so takes
+RTT (log2(P / W_0) - 1 + W_0 / P) longer than without slow start, and the last round costs its own bytes only.
+
+**Window limit.** At most `window_bytes` per round trip: what the sender's buffer holds.
+
+**Idling.** After more than the retransmission time-out (200 ms + RTT) without a byte the window is halved for
+each time-out elapsed, down to the initial one (RFC 2861, Linux `tcp_cwnd_restart`); after an hour nothing is left of
+what it has learnt. It grows only as far as it is used: to twice what was in flight, so by every byte of a round that
+follows a full one (Linux `tcp_is_cwnd_limited`). A message without bytes counts as use.
+
+**Loss.** A link that loses a share p of its packets takes one of every 1 / p. Each loss ends slow start or a
+period of CUBIC: the window falls to 0.7 of what it was and grows as RFC 9438 (equations 1 and 4) says until the next
+one. Over many losses the mean is the response function of that RFC (equation 5, and 3 for Reno-friendly
+windows); a transfer too short for a loss does not meet one. Periods of a long transfer soon are alike; then as
+many as there were go by at once, at the rate of their mean, so that its cost does not grow with its bytes.
+
+**Queue.** A round of slow start arrives at twice the rate at which it drains, and must find room for half of it in
+its share of the queue of the path's narrowest link; and so must what the pipe does not hold. Otherwise the queue
+runs full (below), and CUBIC takes over. Slow start ends without a loss one round after the pipe is
+full, since HyStart hears the queue grow (Ha and Rhee 2011): a queue that held that is not overrun later.
+
+**Unequal round trips.** Windows of equal size give shares in inverse proportion to the round trip (RFC 9438,
+5.1, aims at linear RTT-fairness), and the queue that all of them share counts as part of it: weight = 1 /
+(RTT + queue).
+
+**Overrun queue.** A window arrives at twice the rate at which the bottleneck drains (each acknowledgement of two
+segments lets four go), so a queue of Q bytes is full after 2 Q of it, and loses half of what follows. The sender
+learns of that in the next round, in which it goes on growing by all that was acknowledged before, and then falls to
+0.7 of what the window has become (RFC 9438), while the lost bytes are sent again (RFC 6675). If by then the window
+exceeds the socket's buffer, nothing new leaves until the first hole is filled: for a round trip the queue only
+drains. Then all that the window allows leaves at once, since nothing paces it (as in ns-3, and in Linux without
+`fq`); a queue that cannot take that loses the rest, and another round trip goes by, with the time that the
+retransmissions take at the bottleneck's rate. A queue that runs full while a window stands in it, more than the
+pipe holds, loses what does not fit in the same way.
+
+Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
+"""
+
+from __future__ import annotations
+
+import math
+from math import inf
+from typing import Any, Final, NamedTuple, final
+
+KEPT: Final = 0.7  # of the window, at a loss: beta of RFC 9438
+GROWTH: Final = 0.4  # segments per second cubed: C of RFC 9438
+RENO_GROWTH: Final = 3 * (1 - KEPT) / (1 + KEPT)  # segments per round trip
+ALIKE: Final = 1.0 - 1e-5  # times a period's figure is less than that of one like it
+
+# A round trip is over, and a window used up, when no more than rounding is missing.
+ROUNDING: Final = 1e-9
+SAME: Final = 1.0 - ROUNDING
+# Remaining bytes are exact to this share of themselves: less than that is nothing, or it would never be used up.
+OF_LEFT: Final = 2.0**-48
+# By how much a queue must be overrun, relatively: rates carry rounding, and round figures often fit exactly.
+OVERRUN: Final = 1.0 + 1e-6
+QUEUE_SECONDS: Final = 0.1  # a full queue at a bottleneck: a round trip across a continent or an ocean
+PIECES: Final = 8  # in which a period of growth is cut
+# Periods in which no window was in the way: by then one that falls from loss to loss would have been.
+SETTLED: Final = 16
+# Idle for longer, a connection has forgotten all it learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
+FORGOTTEN_SECONDS: Final = 3600.0
+
+
+def share_weight(streams: int, rtt_bias: bool, round_trip_seconds: float) -> float:
+    """Weight of a transfer relative to others, by the round trip of its route."""
+    if not rtt_bias:
+        return float(streams)
+    return streams / (round_trip_seconds + QUEUE_SECONDS)
+
+
+class Bottleneck(NamedTuple):
+    """Share of the narrowest link that one sender has.
+
+    Attributes:
+        rate: bytes per second that it gets.
+        share: bytes of the queue that are its own.
+        pipe: bytes that are under way without a queue: rate x round trip.
+        round_trip: seconds.
+    """
+
+    rate: float
+    share: float
+    pipe: float
+    round_trip: float
+
+
+class WindowRound(NamedTuple):
+    """A round of an overrun window.
+
+    Attributes:
+        window: bytes that may drain in it.
+        missing: bytes of the message that are still to be sent again at its end.
+        later: seconds by which it begins after the round before is over; negative: earlier.
+    """
+
+    window: float
+    missing: float
+    later: float = 0.0
+
+
+class Overflow(NamedTuple):
+    """Rounds after a queue was overrun, and the window in bytes that the sender falls from at their end."""
+
+    rounds: tuple[WindowRound, ...]
+    window: float
+
+
+def of_a_burst(window: float, limit: float, left: float, segment: float, there: Bottleneck) -> Overflow:
+    """Overflow by a window of slow start that arrives faster than it drains.
+
+    Args:
+        window: bytes of the round.
+        limit: of the socket's buffer.
+        left: bytes of the message before the round.
+        segment: bytes of one.
+        there: the bottleneck; `window` > 2 `there.share`.
+    """
+    heard = 2 * there.share  # acknowledged before the first loss is
+    grown = window + heard
+    missing = (min(window, left) - heard) / 2
+    following = min(2 * heard + max(window - heard - (1 - KEPT) * grown, 0.0), limit)
+    first = WindowRound(following, missing)
+    if grown <= limit:
+        return Overflow((first,), grown)
+    waiting = stuck(missing, segment, there)
+    burst = min(KEPT * grown, limit, left - window)
+    if burst <= there.share:
+        return Overflow((first, waiting), grown)
+    again = (burst - there.share) / there.rate
+    return Overflow((first, waiting, WindowRound(0.0, 0.0, waiting.later + again)), burst)
+
+
+def of_a_standing_window(
+    window: float, limit: float, left: float, segment: float, there: Bottleneck
+) -> Overflow:
+    """Overflow by a window that has filled the pipe, and the queue cannot hold the rest; arguments as above."""
+    missing = min(window - there.pipe - there.share, left)
+    first = WindowRound(there.pipe, missing)
+    rounds = (first,) if window < limit else (first, stuck(missing, segment, there))
+    return Overflow(rounds, there.pipe + there.share)
+
+
+def stuck(missing: float, segment: float, there: Bottleneck) -> WindowRound:
+    """Round in which only the missing bytes leave, and those that they release, while the full queue drains."""
+    return WindowRound(missing + segment, 0.0, -min(there.share / there.rate, there.round_trip))
+
+
+def cubic_segments(seconds: float, largest: float, round_trip_seconds: float) -> float:
+    """CUBIC's window in segments, `seconds` after a loss at `largest` segments: RFC 9438, equations 1 and 4."""
+    cubic = GROWTH * (seconds - inflection_seconds(largest)) ** 3 + largest
+    reno = KEPT * largest + RENO_GROWTH * seconds / round_trip_seconds
+    return max(cubic, reno)
+
+
+def inflection_seconds(largest: float) -> float:
+    """K of RFC 9438: seconds until the window is back at `largest` segments."""
+    return math.cbrt(largest * (1 - KEPT) / GROWTH)
+
+
+class Period(NamedTuple):
+    """Time from one loss to the next: seconds, bytes, the window at the second loss, and whether it held bytes up."""
+
+    seconds: float
+    num_bytes: float
+    window: float
+    was_held: bool
+
+    def is_like(self, other: Period) -> bool:
+        """Whether the two differ by rounding only, or the window limited neither."""
+        if not (self.was_held or other.was_held):
+            return True
+        return (
+            min(self.seconds, other.seconds) > max(self.seconds, other.seconds) * ALIKE
+            and min(self.num_bytes, other.num_bytes) > max(self.num_bytes, other.num_bytes) * ALIKE
+            and min(self.window, other.window) > max(self.window, other.window) * ALIKE
+        )
+
+
+@final
+class Window:
+    """Congestion window of one connection (all its streams together).
+
+    `start` and `go_on` set what a transfer may do until it asks again: `stop`, `cap` and `timer`.
+
+    Args:
+        protocol: a `netsim.Protocol`; sizes and limits.
+        round_trip_seconds: of the connection's route.
+        loss: share of packets that the route loses.
+        bytes_per_second: payload that the narrowest link of the route carries.
+        queue_packets: capacity of that link's queue; None: enough for any window.
+
+    Attributes:
+        stop: the transfer asks again when so many of its bytes remain; 0: when it is finished.
+        cap: largest rate until then, bytes per second.
+        timer: it asks again at this instant at the latest.
+        last_used: instant of the last byte; infinity for never.
+    """
+
+    def __init__(
+        self,
+        protocol: Any,
+        round_trip_seconds: float,
+        loss: float,
+        bytes_per_second: float,
+        queue_packets: float | None,
+    ) -> None:
+        self._round_trip = round_trip_seconds
+        self._least_timeout = float(protocol.minimum_timeout_seconds)
+        self._timeout = self._least_timeout + round_trip_seconds
+        self._limit = float(protocol.window_bytes * protocol.streams)
+        self._initial = min(float(protocol.initial_window_bytes * protocol.streams), self._limit)
+        self._segment = float(protocol.segment_bytes * protocol.streams)  # one of each stream
+        self._fresh_window = self._initial if protocol.slow_start else self._limit
+        self._minds_buffer = bool(protocol.rendezvous)
+        self._loss_bytes = self._segment / loss if loss else inf  # from one loss to the next
+        self._queue = inf if queue_packets is None else float(queue_packets * protocol.segment_bytes)
+        # What the acknowledgement of one segment would have let go, missing from the first doubling.
+        self._owed = 0.0 if protocol.quick_acks else 2 * self._segment
+        self._bytes_per_second = bytes_per_second  # when the connection was made
+        self._window = self._fresh_window
+        self._threshold = inf  # where slow start ends
+        self._began = -inf  # when the current round did
+        self._used = 0.0  # bytes drained in it
+        self._is_one = False  # whether all of it is of one message, without a pause
+        self._follows_full = False  # whether it follows a full round of the same burst
+        self._blocked = False  # until the round trip is over
+        self._left = 0.0  # bytes of the message under way, when last told
+        self.last_used = inf
+        self._largest = self._window  # ever
+        self._until_loss = self._loss_bytes
+        self._has_filled = False  # the pipe, before the current round
+        self._overflow: Overflow | None = None  # what follows upon it
+        self._missing = 0.0  # bytes of the message that the queue dropped, until they are sent again
+        self._is_cubic = False  # since a loss
+        self._lost_at = 0.0  # window at the last loss
+        # From one loss to the next:
+        self._lost = 0.0  # when the last one was
+        self._period = Period(0.0, 0.0, 0.0, True)  # the last one that is over
+        self._num_alike = 0  # of them in a row, but for rounding
+        self._since_loss = 0.0  # bytes
+        self._was_held = False  # by the window, not by the network alone
+        self._granted = 0.0  # start of a piece of growth, and its rate
+        self._cap = 0.0
+        self._coasts = False  # over many periods at once
+        self.stop = 0.0
+        self.cap = inf
+        self.timer = inf
+
+    def buffer_bytes(self, now: float) -> float:
+        """What the sender's socket takes in before it has left: twice the largest window so far (Linux)."""
+        largest = self._fresh_window if self._is_forgotten(now) else self._largest
+        return min(2 * largest, self._limit)
+
+    def is_as_new(self, now: float) -> bool:
+        """Whether messages from `now` on meet what they would on a new connection."""
+        idle = now - self.last_used
+        if self.last_used != inf and idle <= FORGOTTEN_SECONDS:
+            has_lost = self._until_loss != self._loss_bytes or self._is_cubic
+            if idle <= self._timeout or has_lost or self._threshold < inf:
+                return False
+            if not self._initial <= self._window <= self._initial * 2.0 ** int(min(idle / self._timeout, 64)):
+                return False
+        # Under a rendezvous a sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
+        return not self._minds_buffer or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
+
+    def start(self, now: float, num_bytes: float) -> None:
+        """A message of `num_bytes` begins to drain."""
+        is_idle = self._is_idle(now)
+        self._is_one = False
+        if is_idle or now - self._began >= self._round_trip * SAME:
+            self._new_round(now)
+            self._follows_full = False
+            self._is_one = True
+        self._left = num_bytes
+        self._grant(now)
+
+    def go_on(self, now: float, left: float) -> None:
+        """The last grant is used up and `left` bytes of the message remain."""
+        self._use(now, left)
+        if self._until_loss <= self._segment * ROUNDING + self._left * OF_LEFT:
+            self._until_loss = self._loss_bytes
+            # In slow start the window has grown by what was acknowledged of this round.
+            slow = not self._is_cubic
+            # Of an overrun queue nothing is left to come: the window has fallen.
+            self._overflow, self._missing = None, 0.0
+            self._lose(now, self._window + self._used if slow else self._cubic(now - self._lost))
+        elif self._blocked or now - self._began >= self._round_trip * SAME:
+            self._new_round(now)
+            self._follows_full = self._is_one = True
+        self._grant(now)
+
+    def end(self, now: float, left: float = 0.0) -> None:
+        """The message is through, or given up with `left` bytes remaining."""
+        self._use(now, left)
+
+    def follow(self, round_trip_seconds: float, loss: float) -> None:
+        """Its path has another round trip or loses another share of packets; `again` follows if it is in use."""
+        self._round_trip = round_trip_seconds
+        self._timeout = self._least_timeout + round_trip_seconds
+        before, self._loss_bytes = self._loss_bytes, self._segment / loss if loss else inf
+        if self._loss_bytes != before:
+            self._until_loss = self._loss_bytes
+
+    def again(self, now: float) -> None:
+        """What the message under way may do now that the path has changed; `end` was told what remains."""
+        self._grant(now)
+
+    def touch(self, now: float) -> None:
+        """A message without bytes passes: the connection is in use, but no window is filled."""
+        self._is_idle(now)
+        self.last_used = now
+
+    def _is_idle(self, now: float) -> bool:
+        """Whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""
+        idle = now - self.last_used
+        if idle <= self._timeout:
+            return False
+        if self._is_forgotten(now):
+            self._window = self._largest = self._fresh_window
+            self._threshold, self._is_cubic, self._until_loss = inf, False, self._loss_bytes
+            self._has_filled = False
+        else:
+            self._restart(int(min(idle / self._timeout, 64)))
+        self._overflow, self._missing = None, 0.0
+        self._used = 0.0
+        self._follows_full = False
+        return True
+
+    def _use(self, now: float, left: float) -> None:
+        drained = self._left - left
+        if self._coasts:
+            self._end_coast(now, drained)
+            self._left = left
+        elif drained > 0:
+            if self._is_cubic:
+                self._since_loss += drained
+                self._was_held |= drained >= self._cap * (now - self._granted) * ALIKE
+            self._left = left
+            self._used += drained
+            self._until_loss -= drained
+            self.last_used = now
+
+    def _restart(self, halvings: int) -> None:
+        if self._is_cubic:
+            self._threshold = self._window
+            self._is_cubic = False
+        self._window = max(self._window / 2.0**halvings, min(self._initial, self._window))
+        self._has_filled = False
+
+    def _new_round(self, now: float) -> None:
+        """A round trip is over: the window doubles, or is what CUBIC makes it by now."""
+        used, rate = self._used, self._used / max(self.last_used - self._began, 1e-12)
+        self._used = 0.0
+        self._began = now
+        self._blocked = False
+        if self._overflow is not None:
+            self._go_on_after(self._overflow, now)
+        elif not self._is_cubic:
+            self._grow(now, used, rate)
+        else:
+            self._recover(now, self._cubic(now - self._lost), used, rate)
+
+    def _grow(self, now: float, used: float, rate: float) -> None:
+        """Slow start, or what follows upon it without a loss."""
+        # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
+        wanted = self._window + used if self._follows_full else max(self._window, 2 * used)
+        if self._window == self._initial and used >= self._window * SAME:
+            wanted -= self._owed
+        wanted = min(wanted, self._limit)
+        pipe = rate * self._round_trip
+        # Of the queue: a round arrives at twice the rate at which it drains.
+        peak = min(wanted, self._left) / 2 if self._is_one else wanted / 2
+        waits = not pipe > 0.98 * self._window > 1.02 * peak  # something, in the queue
+        had_filled, self._has_filled = self._has_filled, self._has_filled or 0 < pipe < 0.98 * self._window
+        if used and self._is_one and waits and not had_filled:
+            share = self._share(rate)
+            there = Bottleneck(rate, share, pipe, self._round_trip)
+            held = share * OVERRUN
+            happens = of_a_burst if peak > held else of_a_standing_window if wanted - pipe > held else None
+            if happens is not None:
+                self._window = wanted
+                self._overflow = happens(wanted, self._limit, self._left, self._segment, there)
+                self._missing = self._overflow.rounds[0].missing
+                return
+        if wanted >= self._threshold > self._window:
+            self._lose(now, self._threshold / KEPT)
+        else:
+            self._widen(wanted)
+
+    def _recover(self, now: float, wanted: float, used: float, rate: float) -> None:
+        """CUBIC's next window, as long as the queue holds what the pipe does not."""
+        pipe, share = rate * self._round_trip, self._share(rate)
+        waits = pipe <= 0.98 * self._window  # something, in the queue
+        if used and self._is_one and waits and wanted - pipe > share * OVERRUN:
+            self._lose(now, min(wanted, pipe + share))
+        else:
+            self._widen(wanted)
+
+    def _widen(self, wanted: float) -> None:
+        self._window = wanted
+        self._largest = max(self._largest, wanted)
+
+    def _share(self, rate: float) -> float:
+        """Bytes of the bottleneck's queue that are this connection's."""
+        return min(rate / self._bytes_per_second, 1.0) * self._queue
+
+    def _go_on_after(self, overflow: Overflow, now: float) -> None:
+        """The next round after one that overran the queue; when all have been, the window falls."""
+        if not overflow.rounds:
+            self._overflow, self._missing = None, 0.0
+            self._lose(now, overflow.window)
+            return
+        first, *others = overflow.rounds
+        self._window, self._missing = first.window, first.missing
+        self._began += first.later
+        self._overflow = Overflow(tuple(others), overflow.window)
+
+    def _lose(self, now: float, window: float) -> None:
+        """A period of CUBIC begins, after a window of that size."""
+        before = self._period
+        self._period = Period(now - self._lost, self._since_loss, min(window, self._limit), self._was_held)
+        is_alike = self._is_cubic and self._period.is_like(before)
+        self._num_alike = self._num_alike + 1 if is_alike else 0
+        self._since_loss, self._was_held = 0.0, False
+        self._granted = now
+        self._threshold = inf
+        self._is_cubic = True
+        self._lost_at = min(window, self._limit)
+        self._lost = self._began = now
+        self._used = 0.0
+        self._window = self._cubic(0.0)
+
+    def _cubic(self, seconds: float) -> float:
+        if not self._round_trip:
+            return self._limit
+        segments = cubic_segments(seconds, self._lost_at / self._segment, self._round_trip)
+        return min(segments * self._segment, self._limit)
+
+    def _grant(self, now: float) -> None:
+        left = self._left
+        credit = min(self._window - self._used, max(left - self._missing, 0.0))
+        may = min(credit, self._until_loss)
+        if left <= may:
+            self._allow(0.0, inf, inf)
+            return
+        if self._is_cubic and self._round_trip:
+            self._grant_piece(now)
+            return
+        self._blocked = credit <= self._window * ROUNDING + left * OF_LEFT
+        if self._blocked:
+            self._allow(0.0, 0.0, self._began + self._round_trip)
+            return
+        steady = self._window == self._limit and not self._used and self._loss_bytes == inf
+        steady = steady and self._overflow is None
+        if not steady or not self._round_trip:
+            self._allow(left - may, inf, inf)
+            return
+        # Full windows to come; a last burst drains as fast as the network lets it.
+        full_windows = math.ceil(left / self._window) - 1
+        self._allow(left - full_windows * self._window, self._window / self._round_trip, inf)
+
+    def _allow(self, stop: float, cap: float, timer: float) -> None:
+        self.stop = stop
+        self.cap = cap
+        self.timer = timer
+
+    def _grant_piece(self, now: float) -> None:
+        """A while of growth by CUBIC, at the rate of its middle."""
+        if now == self._lost and self._num_alike >= (2 if self._period.was_held else SETTLED):
+            num = min(int(self._left / self._period.num_bytes), self._num_alike)
+            if num > 1:
+                self._grant_coast(num)
+                return
+        elapsed = now - self._lost
+        whole = inflection_seconds(self._lost_at / self._segment)
+        to_loss = self._until_loss * self._round_trip / self._window
+        piece = max(min(whole, 2 * to_loss) / PIECES, self._round_trip)
+        grown = self._cubic(elapsed) >= self._limit
+        rate = self._cubic(elapsed + piece / 2) / self._round_trip
+        self._granted, self._cap = now, rate
+        self._allow(max(self._left - self._until_loss, 0.0), rate, inf if grown else now + piece)
+
+    def _grant_coast(self, num: int) -> None:
+        """So many periods like those before, as many as there were at most, at the rate of their mean.
+
+        Where the window never held the sender up, it does not now: others may leave a larger share.
+        """
+        self._coasts = True
+        period = self._period
+        rate = period.num_bytes / period.seconds if period.was_held else self._lost_at / self._round_trip
+        self._allow(self._left - num * period.num_bytes, rate, inf)
+
+    def _end_coast(self, now: float, drained: float) -> None:
+        """So many bytes later it is somewhere in a period again, at its beginning if all were granted."""
+        self._coasts = False
+        num, part = divmod(drained / self._period.num_bytes + ROUNDING, 1.0)
+        part = max(part - ROUNDING, 0.0) if part > 2 * ROUNDING else 0.0
+        self._num_alike += int(num)
+        self.last_used = self._began = now
+        self._lost = now - part * self._period.seconds
+        self._since_loss = part * self._period.num_bytes
+        self._until_loss -= self._since_loss
+        self._used = 0.0
+        self._window = self._cubic(now - self._lost)
+
+    def _is_forgotten(self, now: float) -> bool:
+        return now - self.last_used > FORGOTTEN_SECONDS

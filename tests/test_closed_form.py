@@ -1,0 +1,146 @@
+"""The closed form of collectives whose messages share no link: equal to the live network, and to SimGrid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_live_collectives import draw_call, ends, star, started, topologies
+
+from netsim.collectives import schedule
+from netsim.collectives.closed_form import QuietNetwork, contention_free_seconds, undisturbed_seconds
+from netsim.collectives.schedules.ring import RingPhase
+from netsim.network.clock import Clock
+from netsim.network.network import Network
+from netsim.topology import Topology
+from netsim.topology.protocol import Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IDEAL = Protocol.parse("ideal")
+WAN = {
+    "ab": (200, 40),
+    "ac": (200, 90),
+    "ad": (100, 150),
+    "bc": (200, 70),
+    "bd": (300, 110),
+    "cd": (200, 130),
+}
+
+
+def four_regions(num: int) -> Topology:
+    """Four regions of equal size; 10 Gbit/s network cards, one pipe for each pair of regions."""
+    region = {"hosts": num // 4, "nic": "10 Gbit/s", "latency": "0.05 ms"}
+    wan = [
+        {"between": list(pair), "bandwidth": f"{mbit} Mbit/s", "latency": f"{milliseconds} ms"}
+        for pair, (mbit, milliseconds) in WAN.items()
+    ]
+    return Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan})
+
+
+@settings(max_examples=60)
+@given(data=st.data(), protocol=st.sampled_from(["ideal", {"preset": "ideal", "software": "1 ms"}]))
+def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
+    data: st.DataObject, protocol: Any
+) -> None:
+    topology = data.draw(topologies())
+    made, arrivals = draw_call(data, len(topology.hosts), 0.0)
+    hosts = data.draw(st.permutations(range(len(topology.hosts))))
+    quiet = QuietNetwork.of(topology, Protocol.parse(protocol))
+    found = contention_free_seconds(made, hosts, np.array(arrivals), quiet)
+    (wanted,) = ends(started, Network(Clock(), topology, protocol), [(made, arrivals)], hosts)
+    if found is not None:
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_nobody_is_through_before_the_undisturbed_time(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    made, _ = draw_call(data, len(topology.hosts), 0.0)
+    hosts = range(len(topology.hosts))
+    least = undisturbed_seconds(made, hosts, QuietNetwork.of(topology, IDEAL))
+    arrivals = [0.0] * made.num_ranks
+    (live,) = ends(started, Network(Clock(), topology, "ideal"), [(made, arrivals)], hosts)
+    if least is not None:
+        assert (least <= np.array(live) * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("topology", "num", "seconds"),
+    [
+        (star, 64, 4.095),
+        (star, 256, 11.79375),
+        (four_regions, 64, 34.6626),
+        (four_regions, 256, 92.4885),
+        # SimGrid was given 1,024 chunks of ceil(1e8 / 1024) bytes; ours add up to 1e8: 768 bytes less.
+        (four_regions, 1024, 323.08909776),
+    ],
+)
+def test_rings_take_what_simgrid_says(topology: Callable[[int], Topology], num: int, seconds: float) -> None:
+    made = schedule("all_reduce", num, num_bytes=100_000_000)
+    quiet = QuietNetwork.of(topology(num), IDEAL)
+    found = contention_free_seconds(made, range(num), np.zeros(num), quiet)
+    assert found is not None
+    assert found.max() == pytest.approx(seconds, rel=1e-6 if num == 1024 else 1e-9)
+
+
+def test_messages_that_meet_on_a_link_are_noticed() -> None:
+    quiet = QuietNetwork.of(four_regions(16), IDEAL)
+    hosts = [rank % 4 * 4 + rank // 4 for rank in range(16)]
+    ring = schedule("all_reduce", 16, num_bytes=1600)
+    assert contention_free_seconds(ring, hosts, np.zeros(16), quiet) is None
+    direct = schedule("all_to_all", 16, num_bytes=25600)
+    assert contention_free_seconds(direct, range(16), np.zeros(16), quiet) is None
+
+
+def test_a_dead_link_has_no_closed_form() -> None:
+    topology = star(3)
+    quiet = QuietNetwork(topology.route, topology.latency_seconds, np.zeros(len(topology.links)))
+    made = schedule("all_reduce", 3, num_bytes=300)
+    assert contention_free_seconds(made, range(3), np.zeros(3), quiet) is None
+
+
+def test_a_quiet_network_is_a_topology_as_its_file_states_it() -> None:
+    protocol = Protocol.parse("linux-tcp")
+    topology = star(2)
+    quiet = QuietNetwork.of(topology, protocol)
+    assert quiet.route(0, 1) == topology.route(0, 1)
+    assert quiet.latency_seconds.tolist() == [0.01] * 4
+    assert quiet.bytes_per_second == pytest.approx([125e6 * protocol.payload_share] * 4)
+    assert quiet.software_seconds == protocol.software_seconds
+
+
+@pytest.mark.parametrize("num", [3, 8])
+@pytest.mark.parametrize("num_bytes", [40_000_000_000, 40_000_000_123])
+def test_steps_that_put_off_everybody_alike_are_one_multiplication(
+    num: int, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo's ring of many pieces takes the same by its steps and by the pace they settle to."""
+    links = [
+        {"between": [f"h{i}", "sw"], "bandwidth": f"{1 + i % 3} Gbit/s", "latency": f"{i + 1} ms"}
+        for i in range(num)
+    ]
+    topology = Topology.from_mapping(
+        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links}
+    )
+    quiet = QuietNetwork.of(topology, IDEAL)
+    made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)
+    whole = undisturbed_seconds(made, range(num), quiet)
+    monkeypatch.setattr("netsim.collectives.closed_form._LONG", 50)
+    calls: list[int] = []
+    right = RingPhase.num_bytes
+
+    def counted(self: RingPhase, index: int) -> Any:
+        calls.append(index)
+        return right(self, index)
+
+    monkeypatch.setattr(RingPhase, "num_bytes", counted)
+    found = undisturbed_seconds(made, range(num), quiet)
+    assert whole is not None
+    assert found == pytest.approx(whole, rel=1e-12)
+    assert len(calls) < made.num_steps / 2

@@ -1,0 +1,438 @@
+"""Collectives on a live network: early members, ties, overlap, shared hosts, cancelled ones; times are exact.
+
+The reference plays a schedule with `Network.send` and callbacks. Its times and bytes are the engine's, bit by bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netsim.collectives import ALGORITHMS, schedule, start_collective
+from netsim.network.clock import Clock
+from netsim.network.network import Network
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from netsim.collectives import Schedule
+
+    Start = Callable[[Network, Schedule, Sequence[int], object, Callable[[int], None]], Callable[[int], None]]
+
+ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]
+PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
+# Short queues overflow, and what then happens hangs on comparisons that rounding must not tip.
+WITHOUT_NOTES = ["ideal", "linux-tcp", {"preset": "linux-tcp", "queue": 30}]
+
+
+def star(num: int, bandwidth: str = "1 Gbit/s", milliseconds: float = 10) -> Topology:
+    """Hosts around a switch."""
+    link = {"bandwidth": bandwidth, "latency": f"{milliseconds} ms"}
+    links = [{"between": [f"h{i}", "sw"], **link} for i in range(num)]
+    return Topology.from_mapping(
+        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links}
+    )
+
+
+class Played:
+    """A schedule, played with `Network.send`: a member posts a step when it has done those that gate it."""
+
+    def __init__(
+        self,
+        network: Network,
+        made: Schedule,
+        hosts: Sequence[int],
+        group: object,
+        on_done: Callable[[int], None],
+    ) -> None:
+        self.network, self.made, self.hosts, self.group, self.on_done = network, made, hosts, group, on_done
+        self.steps = [made.step(index) for index in range(made.num_steps)]
+        self.open = [
+            [int((step.src == member).sum() + (step.dst == member).sum()) for step in self.steps]
+            for member in range(made.num_ranks)
+        ]
+        self.posted = [0] * made.num_ranks
+        self.arrived = [False] * made.num_ranks
+        self.through = [False] * made.num_ranks
+        self.is_unreceived = False
+
+    def arrive(self, member: int) -> None:
+        self.arrived[member] = True
+        self.go_on(member)
+        if self.is_unreceived:
+            self.part_done(0, 0)
+
+    def num_done(self, member: int) -> int:
+        """Steps that a member has posted and finished, in a row."""
+        counts = enumerate(self.open[member])
+        posted = self.posted[member]
+        return next((index for index, num in counts if num or index >= posted), len(self.steps))
+
+    def go_on(self, member: int) -> None:
+        gates = self.made.gates
+        while self.posted[member] < len(self.steps) and self.num_done(member) >= gates[self.posted[member]]:
+            index = self.posted[member]
+            self.posted[member] += 1
+            step = self.steps[index]
+            for src, dst, size in zip(step.src, step.dst, step.num_bytes, strict=True):
+                if src == member:
+                    self.send(index, int(src), int(dst), float(size))
+        if self.num_done(member) == len(self.steps) and not self.through[member]:
+            self.through[member] = True
+            self.on_done(member)
+
+    def send(self, index: int, src: int, dst: int, size: float) -> None:
+        def delivered() -> None:
+            self.part_done(index, dst)
+            if self.made.op == "sendrecv" and not self.arrived[dst]:
+                self.is_unreceived = True
+            else:
+                self.part_done(index, src)
+
+        self.network.send(self.hosts[src], self.hosts[dst], size, delivered, connection=self.group)
+
+    def part_done(self, index: int, member: int) -> None:
+        self.open[member][index] -= 1
+        if not self.open[member][index] and self.posted[member] > index:
+            self.go_on(member)
+
+
+def started(
+    network: Network,
+    made: Schedule,
+    hosts: Sequence[int],
+    group: object,
+    on_done: Callable[[int], None],
+) -> Callable[[int], None]:
+    return start_collective(network, made, hosts, group=group, on_done=on_done).arrive
+
+
+def played(
+    network: Network,
+    made: Schedule,
+    hosts: Sequence[int],
+    group: object,
+    on_done: Callable[[int], None],
+) -> Callable[[int], None]:
+    return Played(network, made, hosts, group, on_done).arrive
+
+
+class Nobody:
+    """Watches, and keeps nothing."""
+
+    def capacity_changed(self, *what: object) -> None: ...
+    def transfer_started(self, *what: object) -> None: ...
+    def transfer_ended(self, *what: object) -> None: ...
+    def rates_changed(self, *what: object) -> None: ...
+
+
+def ends(
+    start: Start,
+    network: Network,
+    calls: Sequence[tuple[Schedule, Sequence[float]]],
+    hosts: Sequence[int],
+    groups: Sequence[object] = ("group",),
+) -> list[list[float]]:
+    """When each member of each call is through; members enter each call at its instants."""
+    clock = network.env
+    result: list[list[float]] = []
+    for number, (made, arrivals) in enumerate(calls):
+        done = [math.inf] * made.num_ranks
+        result.append(done)
+
+        def on_done(member: int, done: list[float] = done) -> None:
+            assert done[member] == math.inf
+            done[member] = clock.now
+
+        arrive = start(network, made, hosts[: made.num_ranks], groups[number % len(groups)], on_done)
+        for member, instant in enumerate(arrivals):
+            clock.at(instant, call=lambda event, arrive=arrive, member=member: arrive(member))
+    clock.run()
+    assert network.num_in_flight == 0
+    return result
+
+
+# -- every schedule, against the reference ---------------------------------------------------------------------
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Hosts on a random tree of routers, links of any speed, some of them slower back than forth."""
+    num = draw(st.integers(2, 5))
+    routers = [f"r{i}" for i in range(draw(st.integers(1, 3)))]
+    pairs = [(router, routers[draw(st.integers(0, i))]) for i, router in enumerate(routers[1:])]
+    pairs += [(f"h{i}", draw(st.sampled_from(routers))) for i in range(num)]
+    links = [
+        {
+            "between": list(pair),
+            "up": f"{draw(st.sampled_from([1, 3, 10, 50]))} Mbit/s",
+            "down": f"{draw(st.sampled_from([1, 10, 50]))} Mbit/s",
+            "latency": f"{draw(st.sampled_from([0, 1, 7, 30]))} ms",
+        }
+        for pair in pairs
+    ]
+    return Topology.from_mapping(
+        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": routers, "links": links}
+    )
+
+
+def draw_call(data: st.DataObject, num: int, after: float) -> tuple[Schedule, list[float]]:
+    op, algorithm = data.draw(st.sampled_from(ROWS))
+    num = 2 if op == "sendrecv" else num
+    num_bytes, root = data.draw(st.sampled_from([0, 5, 1000, 40_000])), data.draw(st.integers(0, num - 1))
+    made = schedule(op, num, num_bytes=num_bytes, algorithm=algorithm, root=root, element_bytes=1)
+    if data.draw(st.booleans()):
+        return made, [after] * num
+    return made, [after + data.draw(st.integers(0, 200)) / 1024 for _ in range(num)]
+
+
+@settings(max_examples=60)
+@given(data=st.data(), protocol=st.sampled_from(WITHOUT_NOTES))
+def test_every_schedule_takes_what_its_messages_take(data: st.DataObject, protocol: Any) -> None:
+    """Several collectives one after the other or at once, of one group or of two, other transfers, changing links."""
+    topology = data.draw(topologies())
+    num = len(topology.hosts)
+    # Some members share a host.
+    hosts = data.draw(st.lists(st.integers(0, num - 1), min_size=num, max_size=num))
+    calls, after = [], 0.0
+    for _ in range(data.draw(st.integers(1, 3))):
+        calls.append(draw_call(data, num, after))
+        after += data.draw(st.sampled_from([0.0, 0.5, 20.0]))
+    instants = st.integers(0, 2000).map(lambda number: number / 1024)
+    host = st.integers(0, num - 1)
+    others = data.draw(
+        st.lists(st.tuples(instants, host, host, st.sampled_from([0.0, 9e3, 8e4])), max_size=2)
+    )
+    link = st.integers(0, len(topology.links) - 1)
+    changes = data.draw(st.lists(st.tuples(instants, link, st.sampled_from([5e5, 2e7])), max_size=2))
+    groups = data.draw(st.sampled_from([["one"], ["one", "two"]]))
+
+    def network(observer: Any = None) -> Network:
+        made = Network(Clock(), topology, protocol)
+        if observer is not None:
+            made.observe(observer)
+        for instant, *args in others:
+            made.env.at(instant, call=lambda event, args=args: made.send(*args, lambda: None))
+        for instant, *change in changes:
+            made.env.at(instant, call=lambda event, change=change: made.set_capacity(*change))
+        return made
+
+    reference, live = network(), network()
+    wanted = ends(played, reference, calls, hosts, groups)
+    assert ends(started, live, calls, hosts, groups) == wanted
+    assert live.link_bytes.tolist() == reference.link_bytes.tolist()
+    assert ends(started, network(Nobody()), calls, hosts, groups) == wanted, "whoever watches changes it"
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_under_gloo_all_bytes_arrive_and_nobody_is_sooner_than_without_notes(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    made, arrivals = draw_call(data, len(topology.hosts), 0.0)
+    hosts = range(len(topology.hosts))
+    live = Network(Clock(), topology, "gloo")
+    (done,) = ends(started, live, [(made, arrivals)], hosts)
+    assert all(end >= arrival for end, arrival in zip(done, arrivals, strict=True))
+    if made.op not in ("broadcast", "scatter", "sendrecv"):
+        assert max(done) >= max(arrivals)
+    expected = np.zeros(len(topology.links))
+    for src, dst, num_bytes in made.pair_bytes:
+        expected[list(topology.route(hosts[src], hosts[dst]))] += num_bytes
+    np.testing.assert_allclose(live.link_bytes, expected, rtol=1e-9, atol=1e-6)
+
+
+# -- who waits for whom ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "protocol", ["ideal", "linux-tcp"]
+)  # under gloo whoever sends to the last one waits for its note
+@pytest.mark.parametrize("op", ["broadcast", "scatter"])
+def test_members_go_on_before_the_last_arrives(op: str, protocol: str) -> None:
+    made = schedule(op, 4, num_bytes=1000)
+    (done,) = ends(started, Network(Clock(), star(4), protocol), [(made, [0.0, 0.0, 0.0, 5.0])], range(4))
+    assert max(done[:3]) < 1.0
+    assert 5.0 <= done[3] < 5.1
+
+
+def test_the_root_of_a_broadcast_waits_for_nobody() -> None:
+    """Members that come later than its bytes are through as they enter."""
+    made = schedule("broadcast", 3, num_bytes=1000, algorithm="direct")
+    (done,) = ends(started, Network(Clock(), star(3), "ideal"), [(made, [0.0, 7.0, 8.0])], range(3))
+    assert done[0] < 0.1
+    assert done[1:] == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_who_is_no_root_of_a_reduce_waits_for_nobody(protocol: str) -> None:
+    made = schedule("reduce", 3, num_bytes=1000, algorithm="direct")
+    arrivals = [5.0, 0.0, 0.25]
+    (done,) = ends(started, Network(Clock(), star(3), protocol), [(made, arrivals)], range(3))
+    assert 5.0 <= done[0] < 5.1
+    if protocol != "gloo":  # its data leave when the root has asked for them
+        assert done[1] < 0.1
+        assert done[2] < 0.35
+
+
+def test_a_send_completes_with_its_receive() -> None:
+    made = schedule("sendrecv", 2, num_bytes=1000)
+    (late,) = ends(started, Network(Clock(), star(2), "ideal"), [(made, [0.0, 3.0])], [0, 1])
+    assert late == [3.0, 3.0]
+    (soon,) = ends(started, Network(Clock(), star(2), "ideal"), [(made, [1.0, 0.0])], [0, 1])
+    assert soon == pytest.approx([1.020008, 1.020008], rel=1e-12)
+
+
+def test_members_on_one_host_exchange_for_free() -> None:
+    made = schedule("all_reduce", 4, num_bytes=1000)
+    network = Network(Clock(), star(2), "ideal")
+    assert ends(started, network, [(made, [0.0] * 4)], [0, 0, 0, 0]) == [[0.0] * 4]
+    assert network.link_bytes.sum() == 0
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_members_with_equal_routes_that_enter_together_end_together(protocol: str) -> None:
+    """Ties stay ties: nobody is put off by rounding, whatever instant the clock shows."""
+    made = schedule("all_reduce", 6, num_bytes=6 * 12_347, algorithm="ring")
+    (done,) = ends(started, Network(Clock(), star(6), protocol), [(made, [1000.1] * 6)], range(6))
+    assert max(done) - min(done) <= (0.01 if protocol == "gloo" else 1e-9)  # gloo's threads wake apart
+
+
+def test_whoever_enters_two_at_one_instant_sends_in_the_order_of_the_calls() -> None:
+    """Messages of a group share its connections: those of the call that comes first leave first."""
+    empty, large = (schedule("all_reduce", 2, num_bytes=size, algorithm="ring") for size in (0, 40_000))
+    (first, _) = ends(
+        started, Network(Clock(), star(2), "ideal"), [(empty, [1.0, 1.0]), (large, [1.0, 1.0])], [0, 1]
+    )
+    (_, second) = ends(
+        started, Network(Clock(), star(2), "ideal"), [(large, [1.0, 1.0]), (empty, [1.0, 1.0])], [0, 1]
+    )
+    assert max(first) == pytest.approx(1.04, rel=1e-12)
+    assert max(second) > 1.04
+
+
+# -- several at once ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_groups_that_share_no_link_do_not_see_each_other(protocol: str) -> None:
+    made = schedule("all_reduce", 3, num_bytes=100_000)
+
+    def both(second: bool) -> list[float]:
+        network = Network(Clock(), star(6, "10 Mbit/s"), protocol)
+        done = [math.inf] * 3
+        for first, ends_of in [(0, done), (3, [0.0] * 3)][: 1 + second]:
+            one = start_collective(
+                network,
+                made,
+                range(first, first + 3),
+                group=first,
+                on_done=lambda member, ends_of=ends_of: ends_of.__setitem__(member, network.env.now),
+            )
+            for member in range(3):
+                one.arrive(member)
+        network.env.run()
+        return done
+
+    assert both(True) == both(False)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_two_groups_that_share_links_take_longer_and_lose_nothing(protocol: str) -> None:
+    made = schedule("all_reduce", 4, num_bytes=400_000)
+    alone = Network(Clock(), star(4, "10 Mbit/s"), protocol)
+    (single,) = ends(started, alone, [(made, [0.0] * 4)], range(4))
+    both = Network(Clock(), star(4, "10 Mbit/s"), protocol)
+    shared = ends(started, both, [(made, [0.0] * 4)] * 2, range(4), ["one", "two"])
+    for done in shared:
+        assert max(done) > 1.5 * max(single)
+    np.testing.assert_allclose(both.link_bytes, 2 * alone.link_bytes, rtol=1e-9)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_cancelled_collective_sends_nothing_more_and_tells_nobody(protocol: str) -> None:
+    clock = Clock()
+    network = Network(clock, star(3, "10 Mbit/s"), protocol)
+    made = schedule("all_reduce", 3, num_bytes=300_000)
+    done: list[int] = []
+    one = start_collective(network, made, range(3), group="one", on_done=done.append)
+    other: list[int] = []
+    two = start_collective(network, made, range(3), group="two", on_done=other.append)
+    for member in range(3):
+        one.arrive(member)
+        two.arrive(member)
+    clock.run(until=0.1)
+    one.cancel()
+    one.cancel()
+    assert network.num_in_flight > 0, "the other's"
+    before = network.link_bytes.sum()
+    clock.run()
+    assert done == []
+    assert sorted(other) == [0, 1, 2]
+    assert before < network.link_bytes.sum() <= before + 2 * made.sent_bytes.sum()
+    assert network.num_in_flight == 0
+
+
+def test_a_link_that_changes_elsewhere_leaves_a_collective_alone() -> None:
+    made = schedule("all_reduce", 3, num_bytes=100_000)
+
+    def done(changes: Callable[[Network], object]) -> list[float]:
+        network = Network(Clock(), star(6, "10 Mbit/s"), "linux-tcp")
+        network.env.at(0.031, call=lambda event: changes(network) and None)
+        return ends(started, network, [(made, [0.0] * 3)], range(3))[0]
+
+    link = {(link.source, link.target): link.index for link in star(6).links}
+
+    def elsewhere(network: Network) -> None:
+        network.set_capacity(link["h4", "sw"], 5e6)
+        network.set_latency(link["sw", "h3"], 0.5)
+        network.send(4, 5, 30_000, lambda: None)
+
+    calm = done(lambda network: None)
+    assert done(elsewhere) == calm
+    assert max(done(lambda network: network.set_capacity(link["h1", "sw"], 5e6))) > max(calm)
+
+
+@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
+def test_the_same_again_on_warm_connections_takes_the_same(protocol: str) -> None:
+    """To the rounding of the clock, which shows 16 s more each time."""
+    made = schedule("all_reduce", 4, num_bytes=1 << 20, algorithm="gloo", element_bytes=4)
+    network = Network(Clock(), star(4), protocol)
+    calls = [(made, [16.0 * number + offset for offset in (0.0, 0.25, 0.0, 0.125)]) for number in range(6)]
+    done = ends(started, network, calls, range(4))
+    since = [[end - 16.0 * number for end in each] for number, each in enumerate(done)]
+    np.testing.assert_allclose(since[-1], since[1], rtol=0, atol=1e-12)
+    # Each message crosses two links.
+    assert network.link_bytes.sum() == pytest.approx(6 * made.sent_bytes.sum() * 2, rel=1e-12)
+
+
+def test_whoever_enters_last_is_told_however_instants_are_rounded() -> None:
+    """A message waits for its receiver while others, each begun as the one before it ends, come and go."""
+    topology = star(3, milliseconds=20)
+    message = [schedule("sendrecv", 2, num_bytes=37 * case + 1) for case in range(40)]
+    for case in range(40):
+        clock = Clock()
+        network = Network(clock, topology, "ideal")
+        done: list[int] = []
+        waiting = start_collective(network, message[case], (0, 1), group="waiting", on_done=done.append)
+        waiting.arrive(0)
+
+        def begin(left: int, network: Network = network, case: int = case, waiting: Any = waiting) -> None:
+            if not left:
+                waiting.arrive(1)
+                return
+            other = start_collective(
+                network, message[case], (0, 2), group=left, on_done=lambda member: member or begin(left - 1)
+            )
+            other.arrive(0)
+            other.arrive(1)
+
+        clock.run(until=0.001 * case + 0.0137)
+        begin(2 + case % 28)
+        clock.run()
+        assert sorted(done) == [0, 1], case
