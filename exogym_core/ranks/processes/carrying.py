@@ -264,7 +264,7 @@ class ProcessRun(Carrier):
         after = f" after step {step}" if step else ""
         lines = [
             f"the process of {self._names(index)} ended{after}: {ended}{flight}",
-            *(f"  {call}" for call in calls),
+            *(f"  in flight: {call}" for call in calls[1:]),
         ]
         return RankError("\n".join(lines), min(self._unfinished[index]))
 
