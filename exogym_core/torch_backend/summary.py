@@ -115,8 +115,8 @@ def _steady(report: LaunchReport) -> str:
     return (
         f"A step takes {format_seconds(steady.seconds)} after the first one: computing "
         f"{format_seconds(steady.computing_seconds)}, waiting for others {format_seconds(steady.waiting_seconds)}, "
-        f"network {format_seconds(steady.network_seconds)} (means over {steady.steps} steps, which "
-        f"{steady.told_by} ends)."
+        f"network {format_seconds(steady.network_seconds)} (means over {steady.steps} step{'s' * (steady.steps > 1)}, "
+        f"told by {steady.told_by})."
     )
 
 

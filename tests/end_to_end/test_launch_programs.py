@@ -6,8 +6,11 @@ import gzip
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,10 @@ from netsim.files.errors import InputError
 PROGRAMS = Path(__file__).parent / "programs"
 FEATURES = re.compile(r"^([a-zA-Z]\w+) (-?[\d.]+)$", re.MULTILINE)
 LOSSES = re.compile(r"loss \d+ [\d.]+")
+PATHS = os.environ | {"PYTHONPATH": str(Path(exogym_core.__file__).parent.parent)}
+
+
+Launch = Callable[..., tuple[int, str, str]]
 
 
 def launch(*arguments: str) -> tuple[int, str, str]:
@@ -169,10 +176,9 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
         "--out",
         "run",
     ]
-    environment = os.environ | {"PYTHONPATH": str(Path(exogym_core.__file__).parent.parent)}
     done = subprocess.run(
         [*command, "--trace", "-m", "trainmod", "--lr", "0.1"],
-        capture_output=True, text=True, cwd=tmp_path, env=environment,
+        capture_output=True, text=True, cwd=tmp_path, env=PATHS,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:2] == ["['--lr', '0.1'] __main__ 1 1 2", "nccl 2.0"]
@@ -327,3 +333,172 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     script = failing(tmp_path, "")
     assert "write 'live', 'live 0.1'" in launch("-n", "2", "--compute", "fast", script)[2]
     assert "add --out DIR" in launch("-n", "2", "--trace", script)[2]
+
+
+# --- never a confident wrong answer -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> str:
+    """Two hosts."""
+    path = tmp_path / "line.yaml"
+    path.write_text("hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 80 Mbit/s, latency: 50 ms}\n")
+    return str(path)
+
+
+@pytest.fixture
+def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
+    """`launch` from this process, which has imported torch already."""
+
+    def launch(*arguments: str) -> tuple[int, str, str]:
+        code = main(["launch", *arguments])
+        return code, *capfd.readouterr()
+
+    return launch
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+def test_ranks_that_a_script_spawns_join_the_simulation(
+    launch_here: Launch, line: str, tmp_path: Path
+) -> None:
+    """A job for GPUs, as it is: the topology's hosts are its devices, and mp.spawn starts a rank for each."""
+    options = ["--topology", line, "--compute", "marks", "--cuda-as-cpu", "--json"]
+    script = [str(PROGRAMS / "multigpu.py"), free_port(), str(tmp_path / "snapshot.pt")]
+    code, out, err = launch_here(*options, *script)
+    assert (code, sorted(err.splitlines())) == (0, ["[GPU0] 2 batches", "[GPU1] 2 batches"])
+    report = json.loads(out)
+    assert (report["ending"], report["num_ranks"], report["placement"]) == ("finished", 2, ["a", "b"])
+    assert [rank["steps"] for rank in report["ranks"]] == [4, 4]
+    assert {call["place"].partition(":")[0] for call in report["calls"]} == {"multigpu.py"}
+    assert report["virtual_seconds"] > 8 * 0.1, "eight calls and more, each at least a round trip"
+
+
+def test_ranks_that_a_script_starts_beside_those_of_the_launcher_are_refused(
+    launch_here: Launch, line: str
+) -> None:
+    code, out, err = launch_here("-n", "2", "--topology", line, str(PROGRAMS / "forked.py"), free_port())
+    assert (code, out) == (2, ""), "nothing was simulated, so nothing is told of time"
+    last = err.splitlines()[-1]
+    assert re.match(
+        r"error: a process calls init_process_group as rank [01] of 2, and is not one of the 2 ", last
+    )
+    assert last.endswith("a script that starts its ranks itself (mp.spawn, multiprocessing) runs without -n")
+
+
+def test_a_run_is_cut_at_a_virtual_time(launch_here: Launch, line: str) -> None:
+    """Forked ranks that never end: the figures are those of the first second, and sum to it."""
+    options = ["--topology", line, "--compute", "marks", "--until", "1 s", "--json"]
+    code, out, err = launch_here(*options, str(PROGRAMS / "forked.py"), free_port())
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["ending"], report["virtual_seconds"]) == ("until", 1.0)
+    (call,) = report["calls"]
+    assert call["place"] == "forked.py:15"
+    assert call["waiting_seconds"] + call["network_seconds"] == pytest.approx(1.0)
+    assert call["network_seconds"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import torch", "no rank called init_process_group"),
+        (
+            "import os, torch.distributed as dist\n"
+            "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+            "dist.init_process_group('fake', store=FakeStore(), rank=int(os.environ['RANK']), world_size=2)\n"
+            "import torch; dist.all_reduce(torch.ones(2))",
+            "the program used backend fake, which is not simulated",
+        ),
+        (
+            "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker')",
+            "torch.distributed.rpc is not simulated, so its time would be missing",
+        ),
+    ],
+    ids=["no-call", "other-backend", "rpc"],
+)
+def test_a_run_in_which_nothing_was_simulated_fails(
+    launch_here: Launch, text: str, told: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(text + "\n")
+    code, out, err = launch_here("-n", "2", str(script))
+    assert (code, out) == (2, "")
+    assert told in err.splitlines()[-1]
+
+
+def test_the_first_cause_is_told_once_and_the_answer_until_then_kept(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    """Rank 2 is missing: rank 0 knows who, and rank 1 only that rank 0 has closed the connection."""
+    script = tmp_path / "missing.py"
+    script.write_text(
+        "import datetime, exogym_core, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "if dist.get_rank() == 2: exogym_core.advance(60.0)\n"
+        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))\n"
+    )
+    out = tmp_path / "run"
+    code, told, err = launch_here("-n", "3", "--compute", "marks", "--out", str(out), str(script))
+    assert (code, told.splitlines()[-1]) == (1, str(out))
+    first = "rank 0 failed at missing.py:5: RuntimeError: Rank 2 failed to pass monitoredBarrier in 5000 ms"
+    assert err.splitlines()[0] == f"error: {first}"
+    assert "check rank 0 logs" not in err
+    report = json.loads((out / "launch.json").read_text())
+    assert (report["ending"], report["error"]) == ("failed", first)
+    assert 5.0 < report["virtual_seconds"] < 5.1
+    places = [(call["place"], call["op"]) for call in report["calls"]]
+    assert places == [("missing.py:5", "monitored_barrier"), ("missing.py:3", "all_reduce")]
+    assert report["calls"][0]["waiting_seconds"] > 3.0, "for rank 2, and not for the network"
+
+
+def test_what_is_known_is_told_when_a_signal_ends_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "while True:\n"
+        "    dist.all_reduce(torch.ones(3))\n"
+        "    print('going')\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "exogym_core",
+        "launch",
+        "-n",
+        "2",
+        "--out",
+        "run",
+        "--trace",
+        str(script),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=PATHS
+    ) as launched:
+        assert launched.stdout is not None
+        assert launched.stderr is not None
+        for _ in range(20):  # by then some calls are over
+            launched.stdout.readline()
+        launched.send_signal(signal.SIGTERM)
+        out, err = launched.communicate()
+    assert (launched.returncode, err) == (143, "interrupted: the figures are those until then\n")
+    assert "of virtual time (interrupted: the answer so far): ranks compute" in out
+    assert "endless.py:4  all_reduce" in out
+    files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
+    assert files == ["launch.json", "report.html", "trace.json.gz"]
+
+
+def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None:
+    """Autocast, a scaler, fused AdamW, pinned memory and device_ids; the clock is measured, start-up is not on it."""
+    options = ["-n", "2", "--topology", line, "--cuda-as-cpu", "--json"]
+    code, out, err = launch_here(*options, str(PROGRAMS / "gpt.py"))
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["steady_state"]["steps"] == 2
+    assert all(rank["startup_seconds"] > 0 for rank in report["ranks"])
+    assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])
