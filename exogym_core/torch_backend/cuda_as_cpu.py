@@ -18,6 +18,8 @@ from torch.distributed import device_mesh, fsdp
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from exogym_core.torch_backend.private import PARSE_TO
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -29,7 +31,7 @@ _BYTES = 80 * 10**9  # that a device seems to have
 
 def stand_in_for_cuda(num_devices: int) -> None:
     """Have the CPU stand in for so many CUDA devices, in this process and thread."""
-    _CpuForCuda().__enter__()
+    _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]
     _patch_cuda(num_devices)
     _patch_accelerator(num_devices)
     for owner, name in (
@@ -72,7 +74,7 @@ class _CpuForCuda(TorchFunctionMode):
             return None
         if "device" in kwargs:
             kwargs["device"] = _number_on_cpu(_on_cpu(kwargs["device"]))
-        at = 0 if func is torch._C._nn._parse_to else 1  # Module.to's arguments, or a tensor and Tensor.to's
+        at = 0 if func is PARSE_TO else 1  # Module.to's arguments, or a tensor and Tensor.to's
         if (func is torch.Tensor.to or at == 0) and len(args) > at:
             args = (*args[:at], _number_on_cpu(_on_cpu(args[at])), *args[at + 1 :])
         return func(*args, **kwargs)
@@ -85,7 +87,8 @@ def _number_on_cpu(device: Any) -> Any:
 def _have_on_cpu(owner: Any, name: str) -> None:
     """Call a function, or make a class's objects, with CPU devices in place of CUDA's."""
     made = getattr(owner, name)
-    target, called = (made, made.__init__) if isinstance(made, type) else (None, made)
+    is_class = isinstance(made, type)
+    called = getattr(made, "__init__") if is_class else made  # noqa: B009 (mypy takes it for an instance's)
 
     @functools.wraps(called)
     def on_cpu(*arguments: Any, **options: Any) -> Any:
@@ -96,10 +99,10 @@ def _have_on_cpu(owner: Any, name: str) -> None:
             given.pop("device_id", None)
         return called(*map(_on_cpu, arguments), **given)
 
-    if target is None:
-        setattr(owner, name, on_cpu)
+    if is_class:
+        made.__init__ = on_cpu
     else:
-        target.__init__ = on_cpu
+        setattr(owner, name, on_cpu)
 
 
 def _without_devices(model: Any) -> None:
@@ -119,7 +122,7 @@ class _Generator(torch.Generator):
     """A generator of the CPU, whatever device it is for."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        return super().__new__(cls, _on_cpu(device))
+        return super().__new__(cls, _on_cpu(device))  # type: ignore[call-arg]
 
 
 class _Stream:

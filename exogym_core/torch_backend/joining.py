@@ -79,7 +79,9 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         channel.reads_ahead = True
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
-    block = RankBlock.alone(num_ranks, rank, channel, arena, _ended_run)
+    # The launcher says itself what has ended the run.
+    unwind = _ended_run if launched is None else lambda reason: SystemExit(1)
+    block = RankBlock.alone(num_ranks, rank, channel, arena, unwind)
     comm = block.communicator(rank, RankState())
     return attach(comm, compute, functools.partial(_leave, block, channel, rank))
 
@@ -111,6 +113,8 @@ def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> 
         # torch.multiprocessing ends a rank that has raised with exit code 1.
         failure = (failure.__context__ or failure) if failure.code not in (None, 0) else None
     try:
+        if block.reason:  # the run has failed before
+            return
         if failure is not None:
             block.tell(Failed(rank, told(rank, failure)))
         else:

@@ -68,3 +68,4 @@ class Launched:
     def to_environment(self) -> None:
         """Have this process, and those that it starts, belong to the launch."""
         os.environ[_VARIABLE] = json.dumps(asdict(self))
+        os.environ["PYTHONUNBUFFERED"] = "1"  # what processes print that are ended is not lost

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import tempfile
 import warnings
 from functools import partial
@@ -101,6 +103,9 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
         listener.close()  # whoever comes later is told so
         with guests:
             run = _serve_guests(launch, guests, warn)
+            if run.ending != "finished":  # all at once: it would tell of its dead children
+                os.kill(children.pids[0], signal.SIGKILL)
+                guests.end()
         if run.ending == "finished":
             _finish_script(run, launch.script.name, children)
     return run
@@ -125,8 +130,6 @@ def _serve_guests(launch: Launch, guests: Guests, warn: Callable[[str], None]) -
         run = _run_in(world, arena, launch)
         guests.welcome(arena.fd)
         run.serve(guests)
-        if run.ending != "finished":
-            guests.end()
     finally:
         arena.close()
     run.write_traces(launch.trace, launch.chakra, warn)

@@ -40,6 +40,17 @@ def launch(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.fixture
+def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
+    """`launch` from this process, which has imported torch already."""
+
+    def launch(*arguments: str) -> tuple[int, str, str]:
+        code = main(["launch", *arguments])
+        return code, *capfd.readouterr()
+
+    return launch
+
+
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
 def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
@@ -128,7 +139,7 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compute", ["flops h100 0.4", "live 0.5", "marks"])
-def test_what_computing_costs(compute: str, tmp_path: Path) -> None:
+def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path) -> None:
     """Rank 1 multiplies matrices of 256: 2 * 256**3 operations each time; an H100 does 989.5e12 a second in bf16."""
     script = tmp_path / "compute.py"
     script.write_text(
@@ -139,7 +150,7 @@ def test_what_computing_costs(compute: str, tmp_path: Path) -> None:
         "exogym_core.advance(0.25)\n"
         "dist.barrier()\n"
     )
-    code, out, err = launch("-n", "2", "--topology", "lan", "--compute", compute, "--json", str(script))
+    code, out, err = launch_here("-n", "2", "--topology", "lan", "--compute", compute, "--json", str(script))
     assert code == 0, err
     report = json.loads(out)
     whole = report["virtual_seconds"]
@@ -319,20 +330,24 @@ def failing(tmp_path: Path, text: str) -> str:
     ],
     ids=["mismatch", "deadlock", "exception", "swapped", "dead"],
 )
-def test_what_goes_wrong_is_told_with_the_scripts_line(text: str, told: str, tmp_path: Path) -> None:
-    code, _, err = launch("-n", "2", "--compute", "marks", failing(tmp_path, text))
+def test_what_goes_wrong_is_told_with_the_scripts_line(
+    launch_here: Launch, text: str, told: str, tmp_path: Path
+) -> None:
+    code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
     assert code in (1, 2)
     assert told in err.splitlines()[0]
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    assert launch("-n", "2", "no-such.py")[::2] == (
+def test_mistakes_are_one_line(launch_here: Launch, tmp_path: Path) -> None:
+    assert launch_here("-n", "2", "no-such.py")[::2] == (
         2,
         "error: no-such.py: no such script; for a module add -m\n",
     )
     script = failing(tmp_path, "")
-    assert "write 'live', 'live 0.1'" in launch("-n", "2", "--compute", "fast", script)[2]
-    assert "add --out DIR" in launch("-n", "2", "--trace", script)[2]
+    assert "write 'live', 'live 0.1'" in launch_here("-n", "2", "--compute", "fast", script)[2]
+    assert "add --out DIR" in launch_here("-n", "2", "--trace", script)[2]
+    assert "no such option: --replace-backend" in launch_here("--replace-backend", "gloo", script)[2]
+    assert "--until 0 s: give a time above 0 s" in launch_here("--until", "0 s", script)[2]
 
 
 # --- never a confident wrong answer -----------------------------------------------------------------------
@@ -344,17 +359,6 @@ def line(tmp_path: Path) -> str:
     path = tmp_path / "line.yaml"
     path.write_text("hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 80 Mbit/s, latency: 50 ms}\n")
     return str(path)
-
-
-@pytest.fixture
-def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
-    """`launch` from this process, which has imported torch already."""
-
-    def launch(*arguments: str) -> tuple[int, str, str]:
-        code = main(["launch", *arguments])
-        return code, *capfd.readouterr()
-
-    return launch
 
 
 def free_port() -> str:
