@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
     from exogym_core.results.tidy import load_runs
     from exogym_core.strategy import OptimSpec, Strategy
-    from exogym_core.torch_backend.session import advance
+    from exogym_core.torch_backend.session import advance, now
     from exogym_core.training.optimizer import DiLoCoOptimizer
     from exogym_core.training.trainer import LocalTrainer, Trainer
 
@@ -30,6 +30,7 @@ __all__ = [
     "Trainer",
     "advance",
     "load_runs",
+    "now",
 ]
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "Trainer": "training.trainer",
     "advance": "torch_backend.session",
     "load_runs": "results.tidy",
+    "now": "torch_backend.session",
 }
 
 

@@ -180,7 +180,7 @@ FRONTS = {
         "Topology UnknownNameError WindowLimit collective flows parse_collectives shipped_topologies unknown_name"
     ),
     "exogym_core": (
-        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer advance load_runs"
+        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer advance load_runs now"
     ),
 }
 

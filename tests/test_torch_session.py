@@ -1,47 +1,100 @@
-"""What a rank of a torch.distributed program tells of where it waits."""
+"""What a rank of a torch.distributed program tells of where it calls and waits, and what is made of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from exogym_core.torch_backend.report import Exposure
+import pytest
+import torch
+
+from exogym_core.ranks.call_sites import CallSites
 from exogym_core.torch_backend.session import ComputeClock, RankSession
 from netsim.ranks.kernel import StampedRow
+from netsim.ranks.requests import Call, Key, Post
 
 
 class _Told:
-    """A communicator that keeps what it is told, on a clock of its own."""
+    """A communicator that hands what it is told to the sites of a run of one rank, on a clock of its own."""
 
-    def __init__(self) -> None:
-        self.exposed, self.rows = 0.0, list[StampedRow]()
+    def __init__(self, sites: CallSites) -> None:
+        self.sites, self.rows, self.computed = sites, list[Mapping[str, Any]](), 0.0
+        self.exposed = self.network = 0.0
 
-    def mark(self, row: dict[str, Any]) -> None:
-        self.rows.append(StampedRow(0, 0.0, 0.0, self.exposed, row))
+    def mark(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+        now = self.computed + self.exposed
+        self.sites.take_row(StampedRow(0, now, self.computed, self.exposed, row, self.network))
+
+    def advance(self, seconds: float) -> None:
+        self.computed += seconds
 
 
-def test_places_are_told_once_for_all_waits_in_a_row() -> None:
-    """A loop that waits at one place tells it at its end; what each place has cost is known all the same."""
-    told = _Told()
-    session = RankSession(told, ComputeClock("marks"))  # type: ignore[arg-type]
+@pytest.fixture
+def sites() -> CallSites:
+    made = CallSites(1)
+    made.book = SimpleNamespace(traffic=lambda call, member: (2 * call.num_bytes, call.num_bytes))  # type: ignore[assignment]
+    return made
 
-    def waits(op: str, seconds: float) -> None:
-        session.waits(op)
+
+@pytest.fixture
+def told(sites: CallSites) -> _Told:
+    return _Told(sites)
+
+
+@pytest.fixture
+def session(told: _Told) -> RankSession:
+    return RankSession(told, ComputeClock("marks"))  # type: ignore[arg-type]
+
+
+def test_places_are_told_when_they_change_and_hold_until_then(
+    session: RankSession, told: _Told, sites: CallSites
+) -> None:
+    def calls(op: str, seconds: float, network: float) -> None:
+        session.at(op)
+        sites.take_request(0, Post(Key(0, len(told.rows)), 0, Call(op, (0, 1), 40)))
         told.exposed += seconds
+        told.network += network
 
     for _ in range(5):
-        waits("all_reduce", 1.0)
-    assert told.rows == []
+        calls("all_reduce", 1.0, 0.75)
+    assert len(told.rows) == 1
     for _ in range(2):
-        waits("barrier", 0.5)
-    waits("all_reduce", 0.25)
-    session.end()
-    session.end()
-    assert [row.row["waited"] for row in told.rows] == ["all_reduce", "barrier", "all_reduce"]
-    exposure = Exposure(1)
-    for row in told.rows:
-        exposure.take(row)
-    assert {op: seconds for (_, op), seconds in exposure.seconds.items()} == {
-        "all_reduce": 5.25,
-        "barrier": 1.0,
+        calls("barrier", 0.5, 0.0)
+    calls("all_reduce", 0.25, 0.25)
+    assert [row["op"] for row in told.rows] == ["all_reduce", "barrier", "all_reduce"]
+    totals = sites.finish([(told.exposed, told.network)])
+    assert {site.op: (each.calls, each.num_bytes) for site, each in totals.items()} == {
+        "all_reduce": (6, 240),
+        "barrier": (2, 80),
     }
-    assert all(place.startswith("test_torch_session.py:") for place, _ in exposure.seconds)
+    assert {site.op: (each.exposed_seconds, each.network_seconds) for site, each in totals.items()} == {
+        "all_reduce": (5.25, 4.0),
+        "barrier": (1.0, 0.0),
+    }
+    assert all(site.place.startswith("test_torch_session.py:") for site in totals)
+    assert (sites.bytes_sent, sites.wan_bytes) == ([640], [320])
+
+
+def test_the_clock_starts_with_the_first_group(session: RankSession, told: _Told, sites: CallSites) -> None:
+    session.advance(3.0)
+    assert (told.computed, session.now()) == (0.0, 0.0)
+    assert [session.begin(), session.begin()] == [True, False]
+    session.advance(1.0)
+    assert told.computed == 1.0
+    assert sites.startup_seconds == [3.0]
+
+
+def test_steps_are_those_of_the_first_optimizer_that_steps(
+    session: RankSession, told: _Told, sites: CallSites
+) -> None:
+    first, second = (torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2))
+    session.stepped(first)
+    assert told.rows == [], "there is no clock yet"
+    session.begin()
+    for optimizer in (first, second, first, second, first):
+        told.computed += 1.0
+        session.stepped(optimizer)
+    assert (sites.first_steps[0].step, sites.first_steps[0].virtual_seconds) == (1, 1.0)
+    assert (sites.last_steps[0].step, sites.last_steps[0].virtual_seconds) == (3, 5.0)

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from exogym_core.app.runs import stdout
 from exogym_core.names import visible
 from netsim.files.errors import InputError
+from netsim.files.units import parse_seconds
 
 if TYPE_CHECKING:
-    from exogym_core.torch_backend.report import ProgramReport
+    from exogym_core.results.record import RunFolder
+    from exogym_core.torch_backend.launch import Launch
+    from exogym_core.torch_backend.report import LaunchReport
 
 __all__ = ["command"]
 
-_MOST_PLACES = 12  # in the table; the file has all
-
 
 @click.command("launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--nproc-per-node", "num_ranks", metavar="N", type=int, required=True, help="Ranks.")
+@click.option(
+    "-n",
+    "--nproc-per-node",
+    "num_ranks",
+    metavar="N",
+    type=int,
+    help="Processes that run SCRIPT, a rank each [one, which starts its ranks itself].",
+)
 @click.option(
     "--topology", metavar="NAME", default="lan", show_default=True, help="A shipped name or a file."
 )
-@click.option("--protocol", metavar="NAME", help="How transfers use links [the topology's].")
+@click.option("--protocol", metavar="NAME", help="How transfers use links [the topology's, else gloo].")
 @click.option("--placement", metavar="HOSTS", help="Host names, one a rank, with commas between.")
 @click.option(
     "--compute",
@@ -36,26 +43,24 @@ _MOST_PLACES = 12  # in the table; the file has all
     help="What computing costs: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.",
 )
 @click.option("--collectives", metavar="NAME", help="Algorithm of all collectives [the fastest here].")
-@click.option(
-    "--replace-backend",
-    metavar="NAMES",
-    help="Backends that the script asks for and gets netsim instead, such as gloo,nccl.",
-)
+@click.option("--until", metavar="TIME", help="Cut the run at this virtual time, such as '60 s'.")
+@click.option("--cuda-as-cpu", is_flag=True, help="CUDA devices that SCRIPT names are the CPU.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
 @click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")
 @click.option("--chakra", is_flag=True, help="Write Chakra execution traces into it, chakra.RANK.et each.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; SCRIPT prints to stderr.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    num_ranks: int,
+    num_ranks: int | None,
     topology: str,
     protocol: str | None,
     placement: str | None,
     compute: str,
     collectives: str | None,
-    replace_backend: str | None,
+    until: str | None,
+    cuda_as_cpu: bool,
     is_module: bool,
     out: Path | None,
     trace: bool,
@@ -64,74 +69,87 @@ def command(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run the torch.distributed program SCRIPT as torchrun would, on a simulated network.
+    """Run the torch.distributed program SCRIPT on a simulated network.
 
-    The script is not changed: it sees torchrun's variables and a backend called netsim, whose collectives carry real
-    values and cost virtual time. At the end it is told how long the run took, where ranks waited, and what went over
-    which link. Options of netgym go before SCRIPT, the script's own after it.
+    With -n as torchrun would run it, without -n as python would: SCRIPT then starts its ranks itself. It is not
+    changed: its groups carry real values and cost virtual time, whatever backend it names. At the end, however that
+    comes, you are told how long it took and where the time went. Options of netgym go before SCRIPT, the script's own
+    after it.
     """
     from exogym_core.results.record import RunFolder
-    from exogym_core.torch_backend.program import LaunchedProgram, run_program
+    from exogym_core.torch_backend.launch import Launch, Script
     from exogym_core.torch_backend.session import ComputeClock
     from netsim.topology import Topology
 
-    if num_ranks < 1:
+    if script.startswith("-"):
+        raise InputError(f"netgym launch: no such option: {visible(script)}: netgym launch --help lists them")
+    if num_ranks is not None and num_ranks < 1:
         raise InputError(f"netgym launch: -n {num_ranks}: give a whole number from 1 up")
     if not is_module and not Path(script).is_file():
         raise InputError(f"{visible(script)}: no such script; for a module add -m")
     if (trace or chakra) and out is None:
         flag = "--trace" if trace else "--chakra"
         raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
-    replaced = tuple(name.strip() for name in (replace_backend or "").split(",") if name.strip())
+    ComputeClock.parse(compute)
+    until_seconds = _until(until)
+    network = Topology.load(topology)
     folder = RunFolder.create(str(out), Path(script).stem) if out is not None else None
-    report = run_program(
-        LaunchedProgram(script, arguments, is_module, replaced),
+    launch = Launch(
+        Script(script, arguments, is_module, as_json),
         num_ranks,
-        Topology.load(topology),
-        compute=ComputeClock.parse(compute),
+        network,
+        compute=compute,
         placement=placement.split(",") if placement is not None else None,
         protocol=protocol,
         collectives=collectives,
+        until_seconds=until_seconds,
+        cuda_as_cpu=cuda_as_cpu,
         trace=folder.path / "trace.json.gz" if folder is not None and trace else None,
         chakra=folder.path if folder is not None and chakra else None,
-        warn=lambda text: click.echo(f"warning: {text}", err=True),
     )
-    document = {"run_folder": str(folder.path) if folder is not None else None, **report.as_json()}
+    _run(launch, folder, as_json=as_json)
+
+
+def _until(text: str | None) -> float:
+    try:
+        seconds = math.inf if text is None else parse_seconds(text)
+    except InputError as error:
+        raise InputError(f"netgym launch: --until: {error}") from None
+    if seconds <= 0:
+        raise InputError(f"netgym launch: --until {text}: give a time above 0 s")
+    return seconds
+
+
+def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
+    """Run it, and write and print what it came to, however it ended."""
+    from exogym_core.app.signals import Interruption
+    from exogym_core.torch_backend.program import run_program
+
+    with Interruption() as interruption:
+        try:
+            report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
+        except KeyboardInterrupt:
+            if folder is not None:
+                folder.discard()
+            click.echo("interrupted: no rank had come to the simulation, and nothing is left", err=True)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+    _tell(report, folder, as_json=as_json)
+    if error is not None:
+        raise error
+    if report.ending == "interrupted":
+        click.echo("interrupted: the figures are those until then", err=True)
+        raise click.exceptions.Exit(interruption.exit_code or 130)
+
+
+def _tell(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:
+    from exogym_core.torch_backend.summary import show_summary, write_launch
+
     if folder is not None:
-        folder.write_text("launch.json", json.dumps(document, indent=2) + "\n")
+        report = report.model_copy(update={"run_folder": str(folder.path)})
+        write_launch(folder, report)
     if as_json:
-        click.echo(json.dumps(document))
+        click.echo(report.model_dump_json())
         return
-    _tell(report)
+    show_summary(report, stdout())
     if folder is not None:
         click.echo(str(folder.path))
-
-
-def _tell(report: ProgramReport) -> None:
-    from netsim.files.units import format_bytes, format_seconds
-
-    console = Console(highlight=False)
-    console.print(
-        f"\n{format_seconds(report.virtual_seconds)} of virtual time, ranks compute "
-        f"{report.compute_utilisation:.1%} of it; rank {report.slowest_rank} ended last"
-    )
-    _table(
-        console,
-        ("waited at", "in", "seconds, mean over ranks"),
-        [(place, op, format_seconds(seconds)) for place, op, seconds in report.exposed_seconds],
-    )
-    links = sorted(report.link_bytes.items(), key=lambda item: -item[1])
-    _table(console, ("link", "bytes"), [(name, format_bytes(count)) for name, count in links])
-
-
-def _table(console: Console, headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    if not rows:
-        return
-    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
-    table.columns[-1].justify = "right"
-    for row in rows[:_MOST_PLACES]:
-        table.add_row(*(visible(str(cell)) for cell in row))
-    console.print()
-    console.print(table)
-    if len(rows) > _MOST_PLACES:
-        console.print(f"and {len(rows) - _MOST_PLACES} more")

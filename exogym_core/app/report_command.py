@@ -13,6 +13,7 @@ from rich.text import Text
 from exogym_core.app.common_options import debug_flag, results_json
 from exogym_core.app.runs import show_report, stdout
 from exogym_core.names import visible
+from exogym_core.results.disk import write_whole
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,12 +74,32 @@ def report(
     """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
     from exogym_core.results.record import RunFolder
 
+    if len(folders) == 1 and (folders[0] / "launch.json").is_file():
+        if by or where or align or formats:
+            raise InputError(
+                f"{visible(folders[0])}: is a launched run, whose page has no curves: leave options out"
+            )
+        _show_launch(folders[0], out, as_json=as_json)
+        return
     if _is_one_run(folders) and not (by or where or out):
         folder = RunFolder.open(folders[0])
         figures = _figures_of_run(folder, formats)
         show_report(folder, align=align, figures=figures, as_json=as_json)
         return
     _show_study(folders, by, where, align or "time", formats, out, as_json=as_json)
+
+
+def _show_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
+    """Write the page of a launched run again, and print what it came to."""
+    from exogym_core.torch_backend.summary import page_of_launch, read_launch, show_summary
+
+    launched = read_launch(path)
+    write_whole(out or path / "report.html", page_of_launch(path, launched))
+    if as_json:
+        click.echo(launched.model_dump_json())
+        return
+    show_summary(launched, stdout())
+    click.echo(str(path))
 
 
 def _is_one_run(folders: Sequence[Path]) -> bool:
@@ -117,7 +138,6 @@ def _show_study(
 ) -> None:
     """Write one page of several runs or a sweep, and print its table; or all as JSON."""
     from exogym_core.app.studies.study import is_study
-    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.study import study_report
 
     study = study_report(folders, by, where)
@@ -152,7 +172,6 @@ def _show_study(
 
 
 def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) -> list[Path]:
-    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.pictures import OF_SEVERAL, draw_figures
 
     written = []

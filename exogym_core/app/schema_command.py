@@ -13,7 +13,7 @@ from netsim.files.errors import unknown_name
 __all__ = ["FORMATS", "schema", "schema_of"]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-FORMATS = ("topology", "experiment", "flows")
+FORMATS = ("topology", "experiment", "flows", "launch")
 """What there are schemas of."""
 
 
@@ -30,7 +30,7 @@ def schema_of(name: str) -> dict[str, Any]:
     """
     if name not in FORMATS:
         raise unknown_name("format", name, FORMATS)
-    made = {"topology": _topology, "experiment": _experiment, "flows": _flows}[name]()
+    made = {"topology": _topology, "experiment": _experiment, "flows": _flows, "launch": _launch}[name]()
     return {"$schema": _DIALECT, "title": f"NetGym {name}", **{k: v for k, v in made.items() if k != "title"}}
 
 
@@ -91,6 +91,13 @@ def _flows() -> dict[str, Any]:
         "required": ["start_s", "src", "dst", "bytes"],
     }
     return {"type": "array", "items": row, "description": "rows of a CSV file with these columns"}
+
+
+def _launch() -> dict[str, Any]:
+    """Of `launch.json`, and of what `netgym launch --json` prints."""
+    from exogym_core.torch_backend.report import LaunchReport
+
+    return LaunchReport.model_json_schema()
 
 
 @click.command()

@@ -11,7 +11,7 @@ import torch
 
 import netsim
 from exogym_core.ranks.turns import Aborted
-from netsim.files.errors import DeadlockError, MismatchError, NetsimError, RankError
+from netsim.files.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
-__all__ = ["FirstFailure", "own_frames", "run_rank", "told"]
+__all__ = ["FirstFailure", "is_own", "own_frames", "run_rank", "told"]
 
 # Code that is not a user's: ours, what was installed, and Python's own.
 _OTHERS = tuple(
@@ -64,7 +64,7 @@ class FirstFailure:
         """Take note of a failure."""
         # A collective in a `finally` block turns one rank's KeyError into a mismatch on all ranks.
         explained = isinstance(self.error, DeadlockError | MismatchError) and isinstance(error, RankError)
-        if self.error is None or explained:
+        if self.error is None or explained or (_is_consequence(self.error) and not _is_consequence(error)):
             self.error = error
 
     def raise_if_any(self) -> None:
@@ -96,10 +96,26 @@ def told(rank: int, error: BaseException) -> NetsimError:
         error.__traceback__ = error.__context__ = None
         return error
     frames = traceback.extract_tb(cause.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)] or frames
+    own = [frame for frame in frames if is_own(frame.filename)] or frames
     where = f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     what = f"{type(cause).__name__}: {_text_of(cause)}".splitlines()[0]
-    return RankError("\n".join([f"rank {rank} failed{where}: {what}", *own_frames(cause)]), rank)
+    failed = RankError("\n".join([f"rank {rank} failed{where}: {what}", *own_frames(cause)]), rank)
+    failed.is_consequence = _is_closed(cause)
+    return failed
+
+
+def _is_consequence(error: NetsimError) -> bool:
+    return isinstance(error, RankError) and error.is_consequence
+
+
+def _is_closed(error: BaseException) -> bool:
+    """Whether at or behind an error lies a call that ended since another rank had gone, or had not come in time."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BrokenCallError):
+            return "Connection closed by peer" in str(cause)
+        cause = cause.__context__
+    return False
 
 
 def own_frames(error: BaseException) -> list[str]:
@@ -109,7 +125,7 @@ def own_frames(error: BaseException) -> list[str]:
     line and no other behind it.
     """
     whole = first = error.__traceback__
-    while first is not None and not _is_own(first.tb_frame.f_code.co_filename):
+    while first is not None and not is_own(first.tb_frame.f_code.co_filename):
         first = first.tb_next
     trace: TracebackType | None = first or whole
     behind = error.__cause__ or (error.__context__ if not error.__suppress_context__ else None)
@@ -121,7 +137,8 @@ def own_frames(error: BaseException) -> list[str]:
     return "".join(lines).rstrip().splitlines()
 
 
-def _is_own(path: str) -> bool:
+def is_own(path: str) -> bool:
+    """Whether a file of code is a user's: neither ours nor installed nor Python's."""
     return not path.startswith((*_OTHERS, "<frozen "))
 
 

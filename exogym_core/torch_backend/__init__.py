@@ -6,8 +6,17 @@ real data, combined in rank order as everywhere in NetGym, and charges every cal
 
 from exogym_core.torch_backend.group import NetsimGroup
 from exogym_core.torch_backend.registration import register
-from exogym_core.torch_backend.session import ComputeClock, RankSession, advance, attach, current_session
+from exogym_core.torch_backend.session import ComputeClock, RankSession, advance, attach, current_session, now
 
-__all__ = ["ComputeClock", "NetsimGroup", "RankSession", "advance", "attach", "current_session", "register"]
+__all__ = [
+    "ComputeClock",
+    "NetsimGroup",
+    "RankSession",
+    "advance",
+    "attach",
+    "current_session",
+    "now",
+    "register",
+]
 
 register()

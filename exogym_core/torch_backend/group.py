@@ -78,7 +78,7 @@ class NetsimGroup(GroupFace):
         if op != dist.ReduceOp.SUM:
             raise InputError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
         with self._session.call(), torch.no_grad():
-            self._session.waits("sparse_all_reduce")
+            self._session.at("sparse_all_reduce")
             tensor.copy_(add_up_sparse(self._comm, tensor))
         return self._work("sparse_all_reduce", [], [tensor], shown_tensors=[])
 
@@ -237,7 +237,7 @@ class NetsimGroup(GroupFace):
     ) -> None:
         """As gloo's: rank 0 hears from each of the others in turn, then lets them go on; it names who has not come."""
         with self._session.call():
-            self._session.waits("monitored_barrier")
+            self._session.at("monitored_barrier")
             monitored_barrier(
                 self._comm, DEFAULT_SECONDS if timeout is None else timeout.total_seconds(), wait_all_ranks
             )
@@ -253,17 +253,19 @@ class NetsimGroup(GroupFace):
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
         with self._session.call():
+            self._session.at("send")
             handle = self._comm.isend(plain_form(tensors[0]), dst, tag)
         return self._work("send", [handle], tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
         with self._session.call():
+            self._session.at("recv")
             handle = self._comm.irecv(tensors[0].detach(), src, tag)
         return self._work("recv", [handle], tensors, source=src)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
         with self._session.call():
-            self._session.waits("recvAnySource")
+            self._session.at("recv")
             source = self._comm.recv(tensors[0].detach(), None, tag)
         return self._work("recvAnySource", [], tensors, source=source)
 
@@ -299,6 +301,7 @@ class NetsimGroup(GroupFace):
     ) -> Any:
         # Without async_op c10d waits for what it gets at once; torch before 2.9 does not say so.
         waits = self._coalesced is not None or not getattr(opts, "asyncOp", True)
+        self._session.at(name)
         return self._comm._collective(
             name, tensors, deliver, True, reduce_op=reduce_op, root=root, like=like, waits=waits
         )

@@ -26,6 +26,8 @@ from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
 from exogym_core.ranks.processes.rank_block import RankBlock
 from exogym_core.ranks.processes.records import Ended, Failed
 from exogym_core.ranks.turns import Aborted
+from exogym_core.torch_backend.guests import listen
+from exogym_core.torch_backend.launched import Launched
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
 from netsim.files.errors import InputError, NetsimError, RankError
 
@@ -44,23 +46,32 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES and NETGYM_OUT
     of rank 0 say what is simulated, and where a run folder is written.
 
+    In a program that `netgym launch` has started once, and that starts its ranks itself, the launcher simulates.
+
     Raises:
-        InputError: a variable is wrong, or torchrun has restarted the program.
+        InputError: a variable is wrong, torchrun has restarted the program, or the launcher does not expect this rank.
         RankError: the simulation's process has ended.
     """
+    launched = Launched.current()
+    if launched is not None and launched.num_ranks:
+        raise launched.refused_rank(rank, num_ranks)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         raise InputError(
             "netsim: torchrun has restarted this program, and its simulation cannot go on from there: run it without "
             "--max-restarts"
         )
-    compute = ComputeClock.parse(os.environ.get("NETGYM_COMPUTE", "live"))
-    if rank == 0:
-        _start(store, num_ranks)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(store.get(_PATH).decode())
-    channel = Pipe(connection)
+    if launched is not None:
+        text, path = launched.compute, launched.socket
+    else:
+        text = os.environ.get("NETGYM_COMPUTE", "live")
+    compute = ComputeClock.parse(text)
+    if launched is None:
+        if rank == 0:
+            _start(store, num_ranks)
+        path = store.get(_PATH).decode()
+    channel = Pipe(_connected(path, launched))
     try:
-        channel.send((rank, os.getpid()))
+        channel.send((rank, os.getpid(), num_ranks))
         mistake = channel.recv()
         if mistake is not None:
             raise InputError(mistake)
@@ -68,9 +79,25 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         channel.reads_ahead = True
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
-    block = RankBlock.alone(num_ranks, rank, channel, arena, _ended_run)
+    # The launcher says itself what has ended the run.
+    unwind = _ended_run if launched is None else lambda reason: SystemExit(1)
+    block = RankBlock.alone(num_ranks, rank, channel, arena, unwind)
     comm = block.communicator(rank, RankState())
     return attach(comm, compute, functools.partial(_leave, block, channel, rank))
+
+
+def _connected(path: str, launched: Launched | None) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        if launched is None:
+            raise
+        told = (
+            "ranks have come, and the launcher simulates one set of them: launch the script once for each set"
+        )
+        raise launched.refused(told) from None
+    return connection
 
 
 def _ended_run(reason: str) -> BaseException:
@@ -82,9 +109,12 @@ def _ended_run(reason: str) -> BaseException:
 def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> None:
     """At the end of the rank's process or thread: say whether its program has come to its own end."""
     failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if isinstance(failure, SystemExit) and failure.code in (None, 0):
-        failure = None
+    if isinstance(failure, SystemExit):
+        # torch.multiprocessing ends a rank that has raised with exit code 1.
+        failure = (failure.__context__ or failure) if failure.code not in (None, 0) else None
     try:
+        if block.reason:  # the run has failed before
+            return
         if failure is not None:
             block.tell(Failed(rank, told(rank, failure)))
         else:
@@ -102,14 +132,12 @@ def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> 
 def _start(store: Store, num_ranks: int) -> None:
     folder = tempfile.mkdtemp(prefix="netgym-")  # of mode 0700
     path = os.path.join(folder, "simulation")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(num_ranks)
+    with listen(path, num_ranks) as listener:
         if threading.active_count() == 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _fork(listener, num_ranks, path)
         else:  # what other threads hold would be held for ever in a fork
             simulation = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(listener.fileno()), str(num_ranks), path],
+                [sys.executable, "-m", _SERVER, str(listener.fileno()), str(num_ranks), path, *sys.argv],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_SECONDS",
+    "PARSE_TO",
     "Profile",
     "at_end_of_backward",
     "is_in_backward",
@@ -26,6 +27,10 @@ __all__ = [
 
 DEFAULT_SECONDS = core.default_pg_timeout.total_seconds()
 """c10d's time-out where a program gives none."""
+
+
+PARSE_TO = torch._C._nn._parse_to
+"""What reads the arguments of `Module.to`."""
 
 
 def is_in_backward() -> bool:

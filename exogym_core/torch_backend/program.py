@@ -1,165 +1,154 @@
-"""Other people's programs as ranks of a simulated run, and what is to be told of them when they have ended."""
+"""Somebody's program on a simulated network: its processes, the simulation, and what came of it."""
 
 from __future__ import annotations
 
+import math
 import os
-import runpy
-import sys
+import signal
 import tempfile
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+import torch
 
-from exogym_core.communicator.simulated.simulation import World
-from exogym_core.ranks.carrier import Sinks
-from exogym_core.ranks.journal import Journal
-from exogym_core.ranks.processes.carrying import run_in_processes
-from exogym_core.ranks.sent import SentBytes
-from exogym_core.ranks.spec import WorkerSpec
-from exogym_core.torch_backend.private import rendezvous_by
-from exogym_core.torch_backend.registration import register
-from exogym_core.torch_backend.replacement import replace_backends
-from exogym_core.torch_backend.report import Exposure, ProgramReport, report_of
-from exogym_core.torch_backend.session import ComputeClock, attach
-from netsim.network.recorder import Recorder
-from netsim.tools.chakra import ExecutionTraces
-from netsim.tools.trace import tracing
+from exogym_core.ranks.processes.arena import Arena
+from exogym_core.ranks.processes.children import Children
+from exogym_core.ranks.processes.rank_block import RankBlock
+from exogym_core.torch_backend.guests import Guests, listen
+from exogym_core.torch_backend.hooks import become_launched
+from exogym_core.torch_backend.launched import Launched
+from exogym_core.torch_backend.run import LaunchedRun, nothing_simulated
+from exogym_core.torch_backend.script import run_rank, run_script
+from netsim.files.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from netsim.ranks.requests import Request
-    from netsim.topology import Topology
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.ranks.processes.channel import Pipe
+    from exogym_core.torch_backend.launch import Launch, Script
+    from exogym_core.torch_backend.report import LaunchReport
 
-__all__ = ["LaunchedProgram", "run_program"]
-
-
-@dataclass(frozen=True)
-class LaunchedProgram:
-    """A script or module as torchrun would start it.
-
-    Attributes:
-        name: the script's path, or the module's name.
-        arguments: of its command line.
-        is_module: run `name` as `python -m` does.
-        replaced_backends: backends that it asks for and gets `netsim` instead.
-    """
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
-    replaced_backends: tuple[str, ...] = ()
+__all__ = ["run_program"]
 
 
-def run_program(
-    program: LaunchedProgram,
-    num_ranks: int,
-    topology: Topology,
-    *,
-    compute: ComputeClock,
-    placement: Sequence[str] | None = None,
-    protocol: Any = None,
-    collectives: Any = None,
-    trace: Path | None = None,
-    chakra: Path | None = None,
-    warn: Callable[[str], None] = lambda text: None,
-) -> ProgramReport:
-    """Run a program on `num_ranks` ranks of `topology`, a process each.
+def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchReport, NetsimError | None]:
+    """Run a program to its end, or as far as it gets.
 
     Args:
-        program: what every rank runs.
-        num_ranks: how many there are.
-        topology: the network.
-        compute: what computing costs.
-        placement: host names, one a rank.
-        protocol: how transfers use links.
-        collectives: algorithms of collectives.
-        trace: a file for Perfetto.
-        chakra: a folder for execution traces, one a rank.
-        warn: told in a line what else is to be known.
+        launch: what runs where.
+        warn: called with a line about what else is to be known.
+
+    Returns:
+        What it came to, however it ended, and why it failed.
 
     Raises:
-        NetsimError: what ended the run, with the program's own file and line.
-        InputError: an argument is wrong.
+        NetsimError: it never got to the simulation.
+        InputError: an argument is wrong, or the program makes no call that could be simulated.
+        KeyboardInterrupt: before any rank had come.
     """
-    world = World.build(num_ranks, topology, placement, protocol, collectives)
-    exposure, sent = Exposure(num_ranks), SentBytes()
     # Programs of others may well compute for long between two calls.
     warnings.filterwarnings("ignore", message=".* sends nothing: ")
-    with tempfile.TemporaryDirectory(prefix="netgym-") as folder, tracing(trace, world.hosts, warn) as kept:
-        recorder = Recorder() if kept is None and chakra is not None else kept
-        traces = ExecutionTraces(num_ranks, partial(_now, recorder)) if chakra is not None else None
-
-        def requested(rank: int, request: Request) -> None:
-            sent.take(rank, request)
-            if traces is not None:
-                traces.take(rank, request)
-
-        run = run_in_processes(
-            world,
-            partial(_become_rank, program=program, compute=compute, store=os.path.join(folder, "store")),
-            seed=0,
-            spec=WorkerSpec("processes", num_ranks),
-            sinks=Sinks(exposure.take, journal=Journal(on_request=requested), recorder=recorder),
-            alone=True,
-        )
-    if traces is not None and chakra is not None and recorder is not None:
-        traces.add_times([*recorder.spans, *recorder.unfinished_spans()])
-        traces.write(chakra)
-    return report_of(run, exposure, sent)
+    with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
+        devices = (launch.num_ranks or len(launch.topology.hosts)) if launch.cuda_as_cpu else 0
+        launched = Launched(folder, launch.num_ranks or 0, launch.compute, devices)
+        run = _start_ranks if launch.num_ranks else _let_ranks_start
+        ran = run(launch, launched, warn)
+        ran.refuse(launched.refusal)
+        return ran.report(launch.about()), ran.error
 
 
-def _now(recorder: Recorder | None) -> float:
-    """The virtual time of what it records."""
-    assert recorder is not None
-    assert recorder.network is not None
-    return float(recorder.network.env.now)
-
-
-def _become_rank(
-    comm: SimulatedCommunicator, program: LaunchedProgram, compute: ComputeClock, store: str
-) -> None:
-    """Be what torchrun's child would be, and run the program to its end."""
-    register()
-    rank, size = comm.rank, comm.world_size
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": "netgym",
-    }
-
-    def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:  # type: ignore[name-defined]
-        yield dist.FileStore(store, size), rank, size  # type: ignore[attr-defined]
-
-    # torch's own would listen on a port; these ranks share a private folder.
-    rendezvous_by(meet)
-    replace_backends(program.replaced_backends)
-    sys.argv = [program.name, *program.arguments]
-    session = attach(comm, compute)
+def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
+    """A process a rank, as torchrun starts them."""
+    world = launch.world(launched.num_ranks)
+    body = partial(run_rank, script=launch.script, launched=launched)
+    arena = Arena(num_regions=world.num_ranks + 1)
     try:
-        if program.is_module:
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(program.name, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(program.name)))
-            runpy.run_path(program.name, run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-    session.settle()
-    session.end()
+        run = _run_in(world, arena, launch)
+        with Children(partial(_be_rank, world.num_ranks, body), world.num_ranks) as children:
+            for channel in children.channels:
+                channel.send_fds([arena.fd])
+                channel.reads_ahead = True
+            run.serve(children)
+    finally:
+        arena.close()
+    run.write_traces(launch.trace, launch.chakra, warn)
+    return run
+
+
+def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index: int, channel: Pipe) -> None:
+    arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=index + 1)
+    channel.reads_ahead = True
+    torch.set_num_threads(1)
+    RankBlock.alone(num_ranks, index, channel, arena).run(body)
+
+
+def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
+    """One process, whose own children come as ranks."""
+    with (
+        listen(launched.socket) as listener,
+        Children(partial(_be_script, launch.script, launched), 1) as children,
+    ):
+
+        def ended() -> str:
+            how = children.describe_exit(0)
+            return "" if how is None else f"{launch.script.name} has ended ({how})"
+
+        try:
+            guests = Guests.let_in(listener, math.inf, ended)
+        except TimeoutError as error:
+            raise InputError(launched.refusal or nothing_simulated(str(error))) from None
+        listener.close()  # whoever comes later is told so
+        with guests:
+            run = _serve_guests(launch, guests, warn)
+            if run.ending != "finished":  # all at once: it would tell of its dead children
+                os.kill(children.pids[0], signal.SIGKILL)
+                guests.end()
+        if run.ending == "finished":
+            _finish_script(run, launch.script.name, children)
+    return run
+
+
+def _be_script(script: Script, launched: Launched, index: int, channel: Pipe) -> None:
+    torch.set_num_threads(1)
+    launched.to_environment()
+    become_launched()
+    run_script(script)
+
+
+def _serve_guests(launch: Launch, guests: Guests, warn: Callable[[str], None]) -> LaunchedRun:
+    num_ranks = len(guests.channels)
+    try:
+        world = launch.world(num_ranks)
+    except InputError as error:
+        guests.refuse(str(error))
+        raise
+    arena = Arena(num_regions=num_ranks + 1)
+    try:
+        run = _run_in(world, arena, launch)
+        guests.welcome(arena.fd)
+        run.serve(guests)
+    finally:
+        arena.close()
+    run.write_traces(launch.trace, launch.chakra, warn)
+    return run
+
+
+def _run_in(world: World, arena: Arena, launch: Launch) -> LaunchedRun:
+    traced = launch.trace is not None or launch.chakra is not None
+    return LaunchedRun(world, arena, until_seconds=launch.until_seconds, traced=traced)
+
+
+def _finish_script(run: LaunchedRun, name: str, children: Children) -> None:
+    """Wait for the script itself, whose ranks have ended."""
+    how = None
+    try:
+        while how is None:
+            how = children.describe_exit(0, timeout_seconds=3600.0)
+    except KeyboardInterrupt:
+        run.ending = "interrupted"
+        return
+    if how != "exit code 0":
+        run.fail(RankError(f"{name} ended after its ranks: {how}", 0))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from exogym_core.torch_backend.group import NetsimGroup
 from exogym_core.torch_backend.private import DEFAULT_SECONDS, is_registered, wrap_split_group
-from exogym_core.torch_backend.session import RankSession, current_session
+from exogym_core.torch_backend.session import current_session
 from exogym_core.torch_backend.splitting import split_group
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
 
         session = connect(options.store, options.group_rank, options.group_size)
     ranks = ranks or list(range(options.group_size))
-    comm = session.comm if len(ranks) == session.comm.world_size and _is_first(session) else None
+    is_first = session.begin()
+    comm = session.comm if len(ranks) == session.comm.world_size and is_first else None
     if comm is None:
         comm = session.comm.group(ranks)
     seconds = options.timeout.total_seconds()
@@ -35,13 +37,15 @@ def _create(options: _DistributedBackendOptions, backend_options: Any) -> Netsim
     return NetsimGroup(session, comm, options.store, options.group_id)
 
 
-def _is_first(session: RankSession) -> bool:
-    first, session.has_world = not session.has_world, True
-    return first
+def _stepped(optimizer: object, arguments: object, options: object) -> None:
+    session = current_session()
+    if session is not None:
+        session.stepped(optimizer)
 
 
 def register() -> None:
     """Make `netsim` known to torch.distributed; again is harmless."""
     if not is_registered("netsim"):
         wrap_split_group(split_group)
+        register_optimizer_step_post_hook(_stepped)
         dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])

@@ -2,127 +2,81 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import socket
-import struct
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from exogym_core.communicator.simulated.simulation import World
-from exogym_core.communicator.values import combine
-from exogym_core.ranks.carrier import Sinks
-from exogym_core.ranks.journal import Journal
+from rich.console import Console
+
 from exogym_core.ranks.processes.arena import Arena
-from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
-from exogym_core.ranks.processes.channel import ChannelClosed, Ears, Pipe
-from exogym_core.ranks.sent import SentBytes
-from exogym_core.torch_backend.report import Exposure, report_of
+from exogym_core.ranks.processes.channel import ChannelClosed
+from exogym_core.torch_backend.guests import Guests
+from exogym_core.torch_backend.launch import Launch, Script
+from exogym_core.torch_backend.run import LaunchedRun
+from exogym_core.torch_backend.summary import show_summary, write_launch
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from exogym_core.torch_backend.report import LaunchReport
 
 __all__ = ["main"]
 
 _SECONDS_TO_START = 300.0
+_PLAIN_WIDTH = 120  # of what goes to a file or a pipe
 
 
-class _Guests:
-    """The ranks' processes, seen through their connections; see `exogym_core.ranks.processes.children:Children`."""
-
-    def __init__(self, channels: list[Pipe], pids: list[int]) -> None:
-        self.channels, self.pids = channels, pids
-        self._ears = Ears(lambda index: [channels[index].fileno()])
-
-    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
-        """Those that have sent something or ended, waiting for the first."""
-        return list(self._ears.ready(indices, timeout_seconds))
-
-    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
-        """All that can be seen of a process that is nobody's child here."""
-        return f"process {self.pids[index]} has gone"
-
-    def is_stopped(self, index: int) -> bool:
-        """Not looked at."""
-        return False
-
-
-def _world(num_ranks: int) -> World:
+def _launch() -> Launch:
+    """What the variables of rank 0 say."""
     from netsim.topology import Topology
 
-    return World.build(
-        num_ranks,
-        Topology.load(os.environ.get("NETGYM_TOPOLOGY", "lan")),
+    return Launch(
+        Script(sys.argv[0], tuple(sys.argv[1:])),
         None,
-        os.environ.get("NETGYM_PROTOCOL"),
-        os.environ.get("NETGYM_COLLECTIVES"),
+        Topology.load(os.environ.get("NETGYM_TOPOLOGY", "lan")),
+        compute=os.environ.get("NETGYM_COMPUTE", "live"),
+        protocol=os.environ.get("NETGYM_PROTOCOL"),
+        collectives=os.environ.get("NETGYM_COLLECTIVES"),
     )
-
-
-def _accept(listener: socket.socket, num_ranks: int) -> _Guests:
-    """Every rank's connection; other users are not let in."""
-    guests: dict[int, tuple[Pipe, int]] = {}
-    listener.settimeout(_SECONDS_TO_START)
-    while len(guests) < num_ranks:
-        connection, _ = listener.accept()
-        connection.setblocking(True)
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", raw)[1] != os.getuid():
-            connection.close()
-            continue
-        channel = Pipe(connection)
-        rank, pid = channel.recv()
-        guests[rank] = channel, pid
-    pairs = [guests[rank] for rank in range(num_ranks)]
-    return _Guests([channel for channel, _ in pairs], [pid for _, pid in pairs])
 
 
 def _serve(fd: int, num_ranks: int, path: str) -> int:
     listener = socket.socket(fileno=fd)
     try:
-        guests = _accept(listener, num_ranks)
+        guests = Guests.let_in(listener, time.monotonic() + _SECONDS_TO_START)
     finally:
         listener.close()
         os.unlink(path)
         os.rmdir(os.path.dirname(path))
     try:
-        world = _world(num_ranks)
+        launch = _launch()
+        world = launch.world(num_ranks)
     except InputError as error:  # told by the ranks, whose variables they are
-        for channel in guests.channels:
-            channel.send(str(error))
+        guests.refuse(str(error))
         return 1
-    arena, exposure, sent = Arena(num_regions=num_ranks + 1), Exposure(num_ranks), SentBytes()
-    run = ProcessRun(
-        world,
-        blocks_of(num_ranks, num_ranks),
-        arena,
-        Sinks(exposure.take, journal=Journal(on_request=sent.take)),
-        functools.partial(combine, empty=arena.empty),
-    )
-    for channel in guests.channels:
-        channel.send(None)
-        channel.send_fds([arena.fd])
-        channel.reads_ahead = True
-    run.run(guests)
-    if run.failure.error is not None:
-        print(f"error: {run.failure.error}", file=sys.stderr, flush=True)
+    arena = Arena(num_regions=num_ranks + 1)
+    run = LaunchedRun(world, arena)
+    guests.welcome(arena.fd)
+    run.serve(guests)
+    _record(run.report(launch.about()))
+    if run.error is not None:
+        print(f"error: {run.error}", file=sys.stderr, flush=True)
         return 1
-    _record(report_of(run, exposure, sent).as_json())
     return 0
 
 
-def _record(document: dict[str, Any]) -> None:
+def _record(report: LaunchReport) -> None:
     out = os.environ.get("NETGYM_OUT")
     if out:
         from exogym_core.results.record import RunFolder
 
         folder = RunFolder.create(out, Path(out).name)
-        folder.write_text(
-            "launch.json", json.dumps({"run_folder": str(folder.path), **document}, indent=2) + "\n"
-        )
+        report = report.model_copy(update={"run_folder": str(folder.path)})
+        write_launch(folder, report)
+    console = Console(stderr=True, highlight=False)
+    show_summary(report, console if console.is_terminal else Console(stderr=True, width=_PLAIN_WIDTH))
 
 
 def main(fd: int, num_ranks: int, path: str) -> int:
@@ -135,4 +89,5 @@ def main(fd: int, num_ranks: int, path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    _, _fd, _num_ranks, _path, *sys.argv = sys.argv  # what is left is the script's
+    sys.exit(main(int(_fd), int(_num_ranks), _path))

@@ -7,6 +7,7 @@ import functools
 import multiprocessing.util
 import os
 import sys
+import sysconfig
 import threading
 import time
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from exogym_core.names import visible
+from exogym_core.ranks.failures import is_own
 from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
 from netsim.files.errors import InputError
 
@@ -27,10 +29,15 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
-__all__ = ["ComputeClock", "RankSession", "advance", "attach", "current_session"]
+__all__ = ["ComputeClock", "RankSession", "advance", "attach", "current_session", "now"]
 
-_TORCH = os.path.dirname(torch.__file__)
-_OURS = os.path.dirname(os.path.dirname(__file__))
+# Code that is never a program's place, even where all of it is installed.
+_BELOW = (
+    os.path.dirname(torch.__file__),
+    os.path.dirname(os.path.dirname(__file__)),
+    sysconfig.get_path("stdlib"),
+    "<",
+)
 
 
 @dataclass
@@ -38,15 +45,15 @@ class ComputeClock:
     """What a program's computing between two calls costs in virtual time.
 
     Attributes:
-        kind: `live` (its CPU seconds, measured as it runs), `flops` (on a device), or `marks`: only what it says itself
-            by `exogym_core.advance`.
+        kind: `live` (CPU seconds of its main thread, measured as it runs), `flops` (on a device), or `marks`: only what
+            it says itself by `exogym_core.advance`.
         factor: virtual seconds for each measured one; for `flops`, seconds an operation.
     """
 
     kind: str = "live"
     factor: float = 1.0
     _last: float = 0.0
-    _spent: Callable[[], float] = field(default=time.process_time, repr=False)
+    _spent: Callable[[], float] = field(default=time.thread_time, repr=False)
     _flops: FlopCounterMode | None = field(default=None, repr=False)
 
     @classmethod
@@ -82,9 +89,14 @@ class ComputeClock:
         )
 
     def start(self, is_process: bool = True) -> None:
-        """The program computes from now on; it has the whole process, or this thread alone."""
-        self._spent = time.process_time if is_process else time.thread_time
-        self._last = self._spent() if self.kind == "live" else 0.0
+        """Measure from now on: the main thread of a process that is a rank, else this thread.
+
+        CPU seconds of all threads would add up what runs side by side.
+        """
+        if is_process:
+            main = threading.main_thread().ident
+            assert main is not None
+            self._spent = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(main))
         if self.kind == "flops":
             from torch.utils.flop_counter import FlopCounterMode
 
@@ -92,7 +104,7 @@ class ComputeClock:
             self._flops.__enter__()  # type: ignore[no-untyped-call]
 
     def take_seconds(self) -> float:
-        """Virtual seconds of what has been computed since the last call of `go_on`."""
+        """Virtual seconds of what has been computed since the last call of `go_on`, or since the thread began."""
         if self.kind == "live":
             return (self._spent() - self._last) * self.factor
         if self._flops is not None:
@@ -108,21 +120,36 @@ class ComputeClock:
 
 
 class RankSession:
-    """One rank: calls go through here, so that computing is charged before and waiting is told after each."""
+    """One rank: calls go through here, so that computing is charged before, and places are marked.
+
+    The rank's clock starts when `init_process_group` makes its first group.
+    """
 
     def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
         self.comm, self._compute = comm, compute
         self._uncharged: list[dist.Work] = []
         self._depth = 0
-        self._here: dict[str, str] = {}  # where it has waited, and has not told
-        self.has_world = False  # the default group has been made
+        self._site = ("", "")  # place and operation that were marked last
+        self._startup_seconds = 0.0
+        self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
+        self.has_begun = False
+
+    def begin(self) -> bool:
+        """Start the rank's clock, at the first group; True if this was the first."""
+        if self.has_begun:
+            return False
+        self.has_begun = True
+        startup = self._startup_seconds + self._compute.take_seconds()
+        self.comm.mark({"startup_seconds": startup})
+        self._compute.go_on()
+        return True
 
     def call(self) -> RankSession:
         """Inside is a call of ours: what the program has computed until now is charged."""
         return self
 
     def __enter__(self) -> SimulatedCommunicator:
-        if self._depth == 0:
+        if self._depth == 0 and self.has_begun:
             seconds = self._compute.take_seconds()
             if seconds:
                 self.comm.advance(seconds)
@@ -133,25 +160,43 @@ class RankSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and self.has_begun:
             self._compute.go_on()
+
+    def advance(self, seconds: float) -> None:
+        """Compute for so many virtual seconds; before the clock has started they are part of the start-up."""
+        if self.has_begun:
+            with self.call() as comm:
+                comm.advance(seconds)
+        else:
+            self._startup_seconds += seconds
+
+    def now(self) -> float:
+        """The rank's virtual time."""
+        if not self.has_begun:
+            return 0.0
+        with self.call() as comm:
+            return comm.now()
 
     def end(self) -> None:
         """The program is through: what it has computed since its last call counts too."""
         with self.call():
-            self._tell_place()
+            pass
 
-    def waits(self, op: str) -> None:
-        """Tell where the program waits now, and for what: all waiting until the next such place is counted there."""
-        here = {"waited": op, "place": program_place()}
-        if here != self._here:
-            self._tell_place()
-            self._here = here
+    def at(self, op: str) -> None:
+        """Mark the program's place and the operation it calls there: both hold for what is requested from here on."""
+        site = (program_place(), op)
+        if site != self._site:
+            self._site = site
+            self.comm.mark({"place": site[0], "op": op})
 
-    def _tell_place(self) -> None:
-        if self._here:
-            self.comm.mark(self._here)
-            self._here = {}
+    def stepped(self, optimizer: object) -> None:
+        """An optimizer has stepped; the first that does so counts the program's steps."""
+        self._optimizer = self._optimizer or id(optimizer)
+        if self.has_begun and id(optimizer) == self._optimizer:
+            self._steps += 1
+            with self.call() as comm:
+                comm.mark({"step": self._steps})
 
     # --- values that are there before their time -----------------------------------------------------------
 
@@ -200,7 +245,7 @@ def attach(
     if is_process:
         _here.of_process = session
         if leave is not None:
-            once = functools.cache(functools.partial(leave, session))
+            once = functools.cache(functools.partial(_leave, os.getpid(), leave, session))
             atexit.register(once)
             multiprocessing.util.Finalize(None, once, exitpriority=0)  # its children skip atexit
     else:
@@ -208,6 +253,19 @@ def attach(
         if leave is not None:  # a thread's locals go with it
             _here.of_thread.guard = _Guard(functools.partial(leave, session))
     return session
+
+
+def _leave(pid: int, leave: Callable[[RankSession], None], session: RankSession) -> None:
+    if os.getpid() == pid:  # a fork has the exit handlers, and is no rank
+        leave(session)
+
+
+def _forget() -> None:
+    """In a process forked from a rank, which is none: it must not speak on the rank's connection."""
+    _here.of_process, _here.of_thread = None, threading.local()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class _Guard:
@@ -234,17 +292,41 @@ def advance(seconds: float) -> None:
     """
     session = current_session()
     if session is not None:
-        with session.call() as comm:
-            comm.advance(seconds)
+        session.advance(seconds)
+
+
+def now() -> float:
+    """Virtual seconds since `init_process_group` on this rank's clock; real seconds where nothing is simulated.
+
+    Differences measure a script's own sections, under `netgym launch` and under torchrun alike.
+    """
+    session = current_session()
+    return time.perf_counter() if session is None else session.now()
 
 
 def program_place() -> str:
-    """`file:line` of the program's own code that is running: neither torch's nor ours."""
-    frame = sys._getframe(1)
-    place = "?"
+    """`file:line` of the program's own code that is running.
+
+    It is the innermost frame outside of what is installed; where all is, the innermost outside of torch, of Python's
+    library and of ours.
+    """
+    frame, otherwise = sys._getframe(1), "?"
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _OURS, "<")):
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        kind, name = _place_of(frame.f_code.co_filename)
+        if kind == "own":
+            return f"{name}:{frame.f_lineno}"
+        if kind == "library" and otherwise == "?":
+            otherwise = f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return place
+    return otherwise
+
+
+@functools.lru_cache(maxsize=4096)
+def _place_of(path: str) -> tuple[str, str]:
+    """Whose code a file is (`own`, `library` or `below` both), and its name: under the script's folder, else alone."""
+    if path.startswith(_BELOW):
+        return "below", ""
+    whole = os.path.abspath(path)
+    folder = os.path.join(os.path.abspath(sys.path[0] or "."), "")
+    name = whole.removeprefix(folder) if whole.startswith(folder) else os.path.basename(whole)
+    return "own" if is_own(whole) else "library", name

@@ -52,11 +52,15 @@ class RankError(NetsimError, RuntimeError):
     Args:
         message: what happened, the first line for itself.
         rank: the one that failed first; an attribute too.
+
+    Attributes:
+        is_consequence: another rank's end has caused it, by closing a connection.
     """
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message, rank)
         self.rank = rank
+        self.is_consequence = False
 
     def __str__(self) -> str:
         return str(self.args[0])

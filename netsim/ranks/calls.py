@@ -323,7 +323,16 @@ class Calls:
         if done_at > self._clock.now:
             yield self._clock.at(done_at)
         has_come = len(flight.members) == len(flight.call.ranks)
+        if key in self._undone and not has_come:
+            return 0.0
         return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
+
+    def network_seconds(self, rank: int, begin: float, instant: float) -> float:
+        """Of a wait from `begin` on that is not over at `instant`, what followed the last member's post."""
+        flight = self._asleep.get(rank)
+        if flight is None or len(flight.members) < len(flight.call.ranks):
+            return 0.0
+        return max(instant - max(begin, flight.last_posted_at), 0.0)
 
     # --- looking --------------------------------------------------------------------------------------------
 

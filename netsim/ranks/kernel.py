@@ -60,13 +60,17 @@ T = TypeVar("T")
 
 
 class StampedRow(NamedTuple):
-    """A marked row: whose, when, and its rank's seconds of computing and of waiting until then."""
+    """A marked row: whose, when, and its rank's seconds of computing and of waiting until then.
+
+    `network_seconds` is the network's part of the waiting.
+    """
 
     rank: int
     virtual_seconds: float
     compute_seconds: float
     exposed_seconds: float
     row: Mapping[str, Any]
+    network_seconds: float = 0.0
 
 
 _MOST_TOLD = 8  # ranks in one line
@@ -110,6 +114,7 @@ class Kernel:
         compute_seconds, exposed_seconds, end_seconds: per rank.
         network_seconds: per rank the part of `exposed_seconds` in which what it waited for was under way; in the
             rest it waited for members who had not come yet.
+        until_seconds: `run` returns before the first event after this instant, whoever has not ended by then.
     """
 
     def __init__(
@@ -141,6 +146,8 @@ class Kernel:
         self.exposed_seconds = [0.0] * num_ranks
         self.end_seconds = [0.0] * num_ranks
         self.network_seconds = [0.0] * num_ranks
+        self.until_seconds = math.inf
+        self._waiting_since: dict[int, float] = {}  # ranks that wait at this instant
         self._refill, self._can_run, self._recall = refill, can_run, recall
         self._on_taken = on_taken
         self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
@@ -162,7 +169,7 @@ class Kernel:
         self._failure: BaseException | None = None
 
     def run(self) -> None:
-        """Serve every stream to its `Exit`.
+        """Serve every stream to its `Exit`, or all up to `until_seconds`.
 
         Raises:
             DeadlockError: a rank still waits, and nothing that the clock has left to do can help it.
@@ -177,6 +184,8 @@ class Kernel:
             if not goes_on and self._is_hopeless():
                 if not (self._held and self._recall()):
                     self.give_up(self._blame())
+            elif upcoming and upcoming[0][0] > self.until_seconds:
+                return
             else:
                 self.clock.step()
             if self._held:
@@ -284,7 +293,7 @@ class Kernel:
             elif isinstance(request, Mark):
                 keep(rank, request)
                 times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
-                self._on_row(StampedRow(rank, *times, request.row))
+                self._on_row(StampedRow(rank, *times, request.row, self.network_seconds[rank]))
             elif isinstance(request, Ask):
                 self._answer(rank, self._answer_to(rank, request.key))
             elif isinstance(request, Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await):
@@ -359,11 +368,26 @@ class Kernel:
         start, diary = self.clock.now, self._diary
         if diary is not None:
             diary.begin(rank, "wait", name)
+        self._waiting_since[rank] = start
         result = yield from waiting
+        del self._waiting_since[rank]
         self.exposed_seconds[rank] += self.clock.now - start
         if diary is not None:
             diary.end(rank)
         return result
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The ranks that have not come to their `Exit`."""
+        return frozenset(self._running)
+
+    def exposed_until(self, rank: int, instant: float) -> tuple[float, float]:
+        """`exposed_seconds` and `network_seconds` of a rank, with what it waits for at this moment up to `instant`."""
+        exposed, network = self.exposed_seconds[rank], self.network_seconds[rank]
+        since = self._waiting_since.get(rank)
+        if since is None:
+            return exposed, network
+        return exposed + instant - since, network + self._calls.network_seconds(rank, since, instant)
 
     def unfinished_spans(self) -> list[Span]:
         """What ranks are doing at this instant, as far as it has come: for a run that ends here."""

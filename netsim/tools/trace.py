@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from netsim.network.network import Network
+    from netsim.network.recorder import Span
 
 __all__ = ["tracing", "write_trace"]
 
@@ -41,13 +42,19 @@ _EVENTS_AT_ONCE = 1000
 _MOST_LANES = 100  # of a row, for what overlaps
 
 
-def write_trace(recorder: Recorder, path: str | Path, hosts: Sequence[int] = ()) -> None:
+def write_trace(
+    recorder: Recorder,
+    path: str | Path,
+    hosts: Sequence[int] = (),
+    place_of: Callable[[Span], str] = lambda span: "",
+) -> None:
     """Write everything as one JSON file, compressed if its name ends in `.gz`; whole or not at all.
 
     Args:
         recorder: has kept it.
         path: the file.
         hosts: the host of each rank.
+        place_of: `file:line` of the program that does it, "" where that is unknown.
 
     Raises InputError where it cannot be written.
     """
@@ -59,9 +66,9 @@ def write_trace(recorder: Recorder, path: str | Path, hosts: Sequence[int] = ())
                 # Neither name nor time: equal runs give equal bytes.
                 # Level 9 takes thrice as long as level 6 and saves 3 %.
                 with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                    _write(recorder, packed, hosts)
+                    _write(recorder, packed, hosts, place_of)
             else:
-                _write(recorder, file, hosts)
+                _write(recorder, file, hosts, place_of)
         partial.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
@@ -69,9 +76,14 @@ def write_trace(recorder: Recorder, path: str | Path, hosts: Sequence[int] = ())
         partial.unlink(missing_ok=True)
 
 
-def _write(recorder: Recorder, file: IO[bytes] | gzip.GzipFile, hosts: Sequence[int]) -> None:
+def _write(
+    recorder: Recorder,
+    file: IO[bytes] | gzip.GzipFile,
+    hosts: Sequence[int],
+    place_of: Callable[[Span], str],
+) -> None:
     encode = json.JSONEncoder(separators=(",", ":")).encode
-    lines = map(encode, _Events(recorder, recorder.network, hosts))
+    lines = map(encode, _Events(recorder, recorder.network, hosts, place_of))
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
     separator = ""
     while batch := ",\n".join(islice(lines, _EVENTS_AT_ONCE)):
@@ -131,8 +143,14 @@ class _Row(NamedTuple):
 class _Events:
     """The events of a trace file, as plain data."""
 
-    def __init__(self, recorder: Recorder, network: Network | None, hosts: Sequence[int]) -> None:
-        self._recorder = recorder
+    def __init__(
+        self,
+        recorder: Recorder,
+        network: Network | None,
+        hosts: Sequence[int],
+        place_of: Callable[[Span], str],
+    ) -> None:
+        self._recorder, self._place_of = recorder, place_of
         self._network = network
         self._topology = network.topology if network is not None else None
         self._now = network.env.now if network is not None else 0.0
@@ -160,7 +178,9 @@ class _Events:
         for span in sorted(spans, key=lambda span: (span.begin_seconds, span.rank)):
             row = self._row(span.rank + 1, span.kind, span.begin_seconds, span.end_seconds)
             named[row] = None
-            arguments = {} if span.num_bytes is None else {"bytes": span.num_bytes}
+            arguments: dict[str, Any] = {} if span.num_bytes is None else {"bytes": span.num_bytes}
+            if place := self._place_of(span):
+                arguments["at"] = place
             yield _slice(row, span.name, span.begin_seconds, span.end_seconds, arguments)
 
     def _messages(self, named: dict[_Row, None]) -> Iterator[dict[str, Any]]:

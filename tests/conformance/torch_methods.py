@@ -42,7 +42,7 @@ def load(backend: str) -> Any:
     if backend == "netsim":
         from exogym_core.torch_backend.replacement import replace_backends
 
-        replace_backends(["gloo"])
+        replace_backends()
 
     class Methods(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         """All of DistributedTest's methods, on processes."""

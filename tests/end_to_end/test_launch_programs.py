@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import chakra_schema
+import jsonschema
 import pytest
 import torch
 
 import exogym_core
+from exogym_core.app.cli import main
+from exogym_core.app.schema_command import schema_of
 from exogym_core.torch_backend.joining import connect
 from netsim.files.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
 FEATURES = re.compile(r"^([a-zA-Z]\w+) (-?[\d.]+)$", re.MULTILINE)
 LOSSES = re.compile(r"loss \d+ [\d.]+")
+PATHS = os.environ | {"PYTHONPATH": str(Path(exogym_core.__file__).parent.parent)}
+
+
+Launch = Callable[..., tuple[int, str, str]]
 
 
 def launch(*arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "exogym_core", "launch", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, input="typed")
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
+    """`launch` from this process, which has imported torch already."""
+
+    def launch(*arguments: str) -> tuple[int, str, str]:
+        code = main(["launch", *arguments])
+        return code, *capfd.readouterr()
+
+    return launch
 
 
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
@@ -39,14 +62,34 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
     code, out, err = launch(*options, script, "netsim")
     assert code == 0, err
-    assert LOSSES.findall(out) == LOSSES.findall(real.stdout)
-    report = json.loads(out.splitlines()[-1])
+    assert LOSSES.findall(err) == LOSSES.findall(real.stdout), "with --json a script prints to stderr"
+    report = json.loads(out)
     assert report["virtual_seconds"] > 0.5
-    assert any(place.startswith(f"{name}:") for place, _, _ in report["exposed_seconds"])
+    assert {call["place"].partition(":")[0] for call in report["calls"]} == {name}
     assert sum(report["link_bytes"].values()) > 0
     if name == "ddp.py":  # once will do: four processes
-        again = json.loads(launch(*options, "--replace-backend", "gloo", script, "gloo")[1].splitlines()[-1])
-        assert again == report, "deterministic where nothing is measured, whatever it calls its backend"
+        again = json.loads(launch(*options, script, "gloo")[1])
+        assert again | {"arguments": ["netsim"]} == report, "deterministic, whatever it calls its backend"
+        _check_where_the_time_went(report)
+
+
+def _check_where_the_time_went(report: dict[str, Any]) -> None:
+    """Of ddp.py on three ranks of wan-4-regions, in four steps."""
+    assert (report["protocol"], report["protocol_from"]) == ("gloo", "default")
+    assert report["placement"] == ["asia.0", "eu.0", "us-east.0"]
+    assert report["algorithms"]["all_reduce"] == ["gloo"]
+    calls = {(call["place"], call["op"]): call for call in report["calls"]}
+    assert calls["ddp.py:24", "all_reduce"]["calls"] == 4
+    assert calls["ddp.py:24", "all_reduce"]["bytes_per_call"] == 4
+    for rank in report["ranks"]:
+        parts = ("computing", "waiting", "network", "down")
+        assert sum(rank[f"{part}_seconds"] for part in parts) == pytest.approx(rank["virtual_seconds"])
+        assert rank["steps"] == 4
+    for part in ("waiting_seconds", "network_seconds"):
+        told = sum(call[part] for call in report["calls"])
+        assert told == pytest.approx(sum(rank[part] for rank in report["ranks"]) / 3)
+    assert report["steady_state"]["steps"] == 3
+    assert 0 < report["steady_state"]["seconds"] < report["virtual_seconds"] / 4
 
 
 def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
@@ -76,23 +119,27 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
     script = tmp_path / "overlap.py"
     script.write_text(
         "import sys, torch, torch.distributed as dist, exogym_core\n"
+        "exogym_core.advance(7.0)  # start-up, which the clock does not count\n"
         "dist.init_process_group('netsim')\n"
         "tensor = torch.zeros(10_000, dtype=torch.uint8)\n"
         "work = dist.broadcast(tensor, 0, async_op=True)\n"
         "exogym_core.advance(float(sys.argv[1]))\n"
         "work.wait()\n"
+        "print(exogym_core.now() if dist.get_rank() else sys.stdin.read())\n"
     )
     ends = []
     for seconds in ("0", "1.5"):
         options = ["-n", "2", "--topology", str(topology), "--compute", "marks", "--json"]
+        options += ["--protocol", "ideal"]
         code, out, err = launch(*options, str(script), seconds)
-        assert code == 0, err
-        ends.append(json.loads(out)["rank_virtual_seconds"][1])
+        assert (code, sorted(err.split())) == (0, sorted(["typed", f"{max(1.0, float(seconds))}"]))
+        assert json.loads(out)["ranks"][0]["startup_seconds"] == 7.0
+        ends.append(json.loads(out)["ranks"][1]["virtual_seconds"])
     assert ends == [pytest.approx(1.0), pytest.approx(1.5)]
 
 
 @pytest.mark.parametrize("compute", ["flops h100 0.4", "live 0.5", "marks"])
-def test_what_computing_costs(compute: str, tmp_path: Path) -> None:
+def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path) -> None:
     """Rank 1 multiplies matrices of 256: 2 * 256**3 operations each time; an H100 does 989.5e12 a second in bf16."""
     script = tmp_path / "compute.py"
     script.write_text(
@@ -103,7 +150,7 @@ def test_what_computing_costs(compute: str, tmp_path: Path) -> None:
         "exogym_core.advance(0.25)\n"
         "dist.barrier()\n"
     )
-    code, out, err = launch("-n", "2", "--topology", "lan", "--compute", compute, "--json", str(script))
+    code, out, err = launch_here("-n", "2", "--topology", "lan", "--compute", compute, "--json", str(script))
     assert code == 0, err
     report = json.loads(out)
     whole = report["virtual_seconds"]
@@ -135,27 +182,36 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
         "exogym_core",
         "launch",
         *options,
-        "--replace-backend",
-        "gloo,nccl",
+        "--protocol",
+        "ideal",
         "--out",
         "run",
     ]
-    environment = os.environ | {"PYTHONPATH": str(Path(exogym_core.__file__).parent.parent)}
     done = subprocess.run(
         [*command, "--trace", "-m", "trainmod", "--lr", "0.1"],
-        capture_output=True, text=True, cwd=tmp_path, env=environment,
+        capture_output=True, text=True, cwd=tmp_path, env=PATHS,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:2] == ["['--lr', '0.1'] __main__ 1 1 2", "nccl 2.0"]
-    assert sorted(file.name for file in (tmp_path / "run").glob("[!.]*")) == ["launch.json", "trace.json.gz"]
+    files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
+    assert files == ["launch.json", "report.html", "trace.json.gz"]
     told = json.loads((tmp_path / "run" / "launch.json").read_text())
+    assert (told["script"], told["arguments"], told["is_module"]) == ("trainmod", ["--lr", "0.1"], True)
     assert told["slowest_rank"] == 1
-    assert [place[:2] for place in told["exposed_seconds"]] == [["trainmod.py:3", "all_reduce"]]
-    waited = told["exposed_seconds"][0][2]
+    (call,) = told["calls"]
+    assert (call["place"], call["op"], call["calls"]) == ("trainmod.py:3", "all_reduce", 1)
+    assert call["bytes_per_call"] == 4000
+    waited = call["waiting_seconds"] + call["network_seconds"]
     assert told["virtual_seconds"] == pytest.approx(waited + 0.5, abs=1e-8)
     assert told["compute_utilisation"] == pytest.approx(0.25 / told["virtual_seconds"])
-    assert sum(told["bytes_sent"]) == told["wan_bytes"] == 8000
+    assert sum(rank["bytes_sent"] for rank in told["ranks"]) == told["wan_bytes"] == 8000
     assert set(told["link_bytes"].values()) == {4000.0}
+    events = json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert {each["args"]["at"] for each in events if each.get("cat") == "wait"} == {"trainmod.py:3"}
+    jsonschema.validate(told, schema_of("launch"))
+    (tmp_path / "run" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "trainmod.py:3" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> None:
@@ -181,6 +237,7 @@ def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> 
         os.sched_yield()
         subprocess.run(["sleep", "0.05"], check=True)
     assert json.loads((out / "launch.json").read_text())["virtual_seconds"] > 0.02
+    assert "of virtual time: ranks compute" in done.stderr
 
 
 def test_calls_that_nobody_waits_for_do_not_keep_a_rank_from_ending(tmp_path: Path) -> None:
@@ -200,7 +257,7 @@ def test_calls_that_nobody_waits_for_do_not_keep_a_rank_from_ending(tmp_path: Pa
     environment = os.environ | {"NETGYM_COMPUTE": "marks"}
     command = [sys.executable, str(script), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\nFalse\n", "")
+    assert (done.returncode, done.stdout) == (0, "False\nFalse\n")
 
 
 def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +276,7 @@ def test_a_program_that_survives_a_crash_goes_on_without_the_crashed_host(tmp_pa
         f"hosts: [a, b, c]\nrouters: [switch]\nlinks:\n{links}"
         "events:\n  - {host: b, at: 2.5 s, crash: true, for: 20 s}\n"
     )
-    options = ["-n", "3", "--topology", str(topology), "--compute", "marks", "--replace-backend", "gloo"]
+    options = ["-n", "3", "--topology", str(topology), "--compute", "marks", "--protocol", "ideal"]
     out = tmp_path / "run"
     code, told, err = launch(*options, "--out", str(out), "--chakra", str(PROGRAMS / "survivors.py"))
     assert code == 0, err
@@ -273,17 +330,179 @@ def failing(tmp_path: Path, text: str) -> str:
     ],
     ids=["mismatch", "deadlock", "exception", "swapped", "dead"],
 )
-def test_what_goes_wrong_is_told_with_the_scripts_line(text: str, told: str, tmp_path: Path) -> None:
-    code, _, err = launch("-n", "2", "--compute", "marks", failing(tmp_path, text))
+def test_what_goes_wrong_is_told_with_the_scripts_line(
+    launch_here: Launch, text: str, told: str, tmp_path: Path
+) -> None:
+    code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
     assert code in (1, 2)
     assert told in err.splitlines()[0]
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    assert launch("-n", "2", "no-such.py")[::2] == (
+def test_mistakes_are_one_line(launch_here: Launch, tmp_path: Path) -> None:
+    assert launch_here("-n", "2", "no-such.py")[::2] == (
         2,
         "error: no-such.py: no such script; for a module add -m\n",
     )
     script = failing(tmp_path, "")
-    assert "write 'live', 'live 0.1'" in launch("-n", "2", "--compute", "fast", script)[2]
-    assert "add --out DIR" in launch("-n", "2", "--trace", script)[2]
+    assert "write 'live', 'live 0.1'" in launch_here("-n", "2", "--compute", "fast", script)[2]
+    assert "add --out DIR" in launch_here("-n", "2", "--trace", script)[2]
+    assert "no such option: --replace-backend" in launch_here("--replace-backend", "gloo", script)[2]
+    assert "--until 0 s: give a time above 0 s" in launch_here("--until", "0 s", script)[2]
+
+
+# --- never a confident wrong answer -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> str:
+    """Two hosts."""
+    path = tmp_path / "line.yaml"
+    path.write_text("hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 80 Mbit/s, latency: 50 ms}\n")
+    return str(path)
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+def test_ranks_that_a_script_spawns_join_the_simulation(
+    launch_here: Launch, line: str, tmp_path: Path
+) -> None:
+    """A job for GPUs, as it is: the topology's hosts are its devices, and mp.spawn starts a rank for each."""
+    options = ["--topology", line, "--compute", "marks", "--cuda-as-cpu", "--json"]
+    script = [str(PROGRAMS / "multigpu.py"), free_port(), str(tmp_path / "snapshot.pt")]
+    code, out, err = launch_here(*options, *script)
+    assert (code, sorted(err.splitlines())) == (0, ["[GPU0] 2 batches", "[GPU1] 2 batches"])
+    report = json.loads(out)
+    assert (report["ending"], report["num_ranks"], report["placement"]) == ("finished", 2, ["a", "b"])
+    assert [rank["steps"] for rank in report["ranks"]] == [4, 4]
+    assert {call["place"].partition(":")[0] for call in report["calls"]} == {"multigpu.py"}
+    assert report["virtual_seconds"] > 8 * 0.1, "eight calls and more, each at least a round trip"
+
+
+def test_ranks_that_a_script_starts_beside_those_of_the_launcher_are_refused(
+    launch_here: Launch, line: str
+) -> None:
+    code, out, err = launch_here("-n", "2", "--topology", line, str(PROGRAMS / "forked.py"), free_port())
+    assert (code, out) == (2, ""), "nothing was simulated, so nothing is told of time"
+    last = err.splitlines()[-1]
+    assert re.match(
+        r"error: a process calls init_process_group as rank [01] of 2, and is not one of the 2 ", last
+    )
+    assert last.endswith("a script that starts its ranks itself (mp.spawn, multiprocessing) runs without -n")
+
+
+def test_a_run_is_cut_at_a_virtual_time(launch_here: Launch, line: str) -> None:
+    """Forked ranks that never end: the figures are those of the first second, and sum to it."""
+    options = ["--topology", line, "--compute", "marks", "--until", "1 s", "--json"]
+    code, out, err = launch_here(*options, str(PROGRAMS / "forked.py"), free_port())
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["ending"], report["virtual_seconds"]) == ("until", 1.0)
+    (call,) = report["calls"]
+    assert call["place"] == "forked.py:15"
+    assert call["waiting_seconds"] + call["network_seconds"] == pytest.approx(1.0)
+    assert call["network_seconds"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import torch", "no rank called init_process_group"),
+        (
+            "import os, torch.distributed as dist\n"
+            "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+            "dist.init_process_group('fake', store=FakeStore(), rank=int(os.environ['RANK']), world_size=2)\n"
+            "import torch; dist.all_reduce(torch.ones(2))",
+            "the program used backend fake, which is not simulated",
+        ),
+        (
+            "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker')",
+            "torch.distributed.rpc is not simulated, so its time would be missing",
+        ),
+    ],
+    ids=["no-call", "other-backend", "rpc"],
+)
+def test_a_run_in_which_nothing_was_simulated_fails(
+    launch_here: Launch, text: str, told: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(text + "\n")
+    code, out, err = launch_here("-n", "2", str(script))
+    assert (code, out) == (2, "")
+    assert told in err.splitlines()[-1]
+
+
+def test_the_first_cause_is_told_once_and_the_answer_until_then_kept(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    """Rank 2 is missing: rank 0 knows who, and rank 1 only that rank 0 has closed the connection."""
+    script = tmp_path / "missing.py"
+    script.write_text(
+        "import datetime, exogym_core, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(3))\n"
+        "if dist.get_rank() == 2: exogym_core.advance(60.0)\n"
+        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))\n"
+    )
+    out = tmp_path / "run"
+    code, told, err = launch_here("-n", "3", "--compute", "marks", "--out", str(out), str(script))
+    assert (code, told.splitlines()[-1]) == (1, str(out))
+    first = "rank 0 failed at missing.py:5: RuntimeError: Rank 2 failed to pass monitoredBarrier in 5000 ms"
+    assert err.splitlines()[0] == f"error: {first}"
+    assert "check rank 0 logs" not in err
+    report = json.loads((out / "launch.json").read_text())
+    assert (report["ending"], report["error"]) == ("failed", first)
+    assert 5.0 < report["virtual_seconds"] < 5.1
+    places = [(call["place"], call["op"]) for call in report["calls"]]
+    assert places == [("missing.py:5", "monitored_barrier"), ("missing.py:3", "all_reduce")]
+    assert report["calls"][0]["waiting_seconds"] > 3.0, "for rank 2, and not for the network"
+
+
+def test_what_is_known_is_told_when_a_signal_ends_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "while True:\n"
+        "    dist.all_reduce(torch.ones(3))\n"
+        "    print('going')\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "exogym_core",
+        "launch",
+        "-n",
+        "2",
+        "--out",
+        "run",
+        "--trace",
+        str(script),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=PATHS
+    ) as launched:
+        assert launched.stdout is not None
+        assert launched.stderr is not None
+        for _ in range(20):  # by then some calls are over
+            launched.stdout.readline()
+        launched.send_signal(signal.SIGTERM)
+        out, err = launched.communicate()
+    assert (launched.returncode, err) == (143, "interrupted: the figures are those until then\n")
+    assert "of virtual time (interrupted: the answer so far): ranks compute" in out
+    assert "endless.py:4  all_reduce" in out
+    files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
+    assert files == ["launch.json", "report.html", "trace.json.gz"]
+
+
+def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None:
+    """Autocast, a scaler, fused AdamW, pinned memory and device_ids; the clock is measured, start-up is not on it."""
+    options = ["-n", "2", "--topology", line, "--cuda-as-cpu", "--json"]
+    code, out, err = launch_here(*options, str(PROGRAMS / "gpt.py"))
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["steady_state"]["steps"] == 2
+    assert all(rank["startup_seconds"] > 0 for rank in report["ranks"])
+    assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])

@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from exogym_core.communicator.values import Combine, Outcome, combine
 from exogym_core.ranks.carrier import Carrier
 from exogym_core.ranks.processes.arena import Arena, blocks_in
@@ -264,7 +262,7 @@ class ProcessRun(Carrier):
         after = f" after step {step}" if step else ""
         lines = [
             f"the process of {self._names(index)} ended{after}: {ended}{flight}",
-            *(f"  {call}" for call in calls),
+            *(f"  in flight: {call}" for call in calls[1:]),
         ]
         return RankError("\n".join(lines), min(self._unfinished[index]))
 
@@ -285,12 +283,8 @@ def run_in_processes(
     seed: int,
     spec: WorkerSpec,
     sinks: Sinks,
-    *,
-    alone: bool = False,
 ) -> Carrier:
     """Run `body(comm)` on every rank of `world`, ranks in contiguous blocks over `spec.processes` children.
-
-    With `alone`, and a process a rank, `body` runs in its process's main thread, whose random streams are left alone.
 
     Returns:
         The run, at its end.
@@ -302,7 +296,7 @@ def run_in_processes(
     processes, intra_op_threads = spec.processes, spec.intra_op_threads
     assert processes is not None
     blocks = blocks_of(world.num_ranks, processes)
-    target = partial(_run_child, world, blocks, body, seed, intra_op_threads, alone)
+    target = partial(_run_child, world, blocks, body, seed, intra_op_threads)
     # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
     method = "auto" if intra_op_threads == 1 else "spawn"
     arena = Arena(num_regions=processes + 1)
@@ -333,15 +327,10 @@ def _run_child(
     body: Body,
     seed: int,
     intra_op_threads: int,
-    alone: bool,
     index: int,
     channel: Pipe,
 ) -> None:
     arena = Arena(channel.recv_fds(1)[0], num_regions=len(blocks) + 1, region=index + 1)
     channel.reads_ahead = True
-    if alone:
-        torch.set_num_threads(intra_op_threads)
-        RankBlock.alone(world.num_ranks, index, channel, arena).run(body)
-        return
     block = RankBlock.by_turns(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index)
     block.run(body)

@@ -1,0 +1,71 @@
+"""What the processes of a launched program know of their launch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from netsim.files.errors import InputError
+
+__all__ = ["Launched"]
+
+_VARIABLE = "NETGYM_LAUNCH"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch, as its processes see it.
+
+    Attributes:
+        folder: private to the run; holds the store of c10d, the socket that ranks come to, and refusals.
+        num_ranks: processes that the launcher has started; 0: the program starts its ranks itself.
+        compute: what computing costs, as text.
+        num_devices: that stand in for CUDA devices; 0: none do.
+    """
+
+    folder: str
+    num_ranks: int
+    compute: str
+    num_devices: int = 0
+
+    @classmethod
+    def current(cls) -> Launched | None:
+        """The launch that this process belongs to, if it does."""
+        text = os.environ.get(_VARIABLE)
+        return None if text is None else cls(**json.loads(text))
+
+    @property
+    def socket(self) -> str:
+        """Where ranks come to that the program has started itself."""
+        return os.path.join(self.folder, "simulation")
+
+    @property
+    def store(self) -> str:
+        """Where ranks meet that the launcher has started."""
+        return os.path.join(self.folder, "store")
+
+    def refused(self, reason: str) -> InputError:
+        """What to raise; the launcher gets to know the reason even where the program hides the error."""
+        with open(os.path.join(self.folder, "refused"), "a", encoding="utf-8") as file:
+            file.write(f"{reason}\n")
+        return InputError(reason)
+
+    @property
+    def refusal(self) -> str:
+        """The first reason for which a process of the program was refused; "" where none was."""
+        path = Path(self.folder, "refused")
+        return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+
+    def refused_rank(self, rank: int, num_ranks: int) -> InputError:
+        """What to raise for a rank that is none of those that the launcher has started."""
+        return self.refused(
+            f"a process calls init_process_group as rank {rank} of {num_ranks}, and is not one of the {self.num_ranks} "
+            "that -n has started: a script that starts its ranks itself (mp.spawn, multiprocessing) runs without -n"
+        )
+
+    def to_environment(self) -> None:
+        """Have this process, and those that it starts, belong to the launch."""
+        os.environ[_VARIABLE] = json.dumps(asdict(self))
+        os.environ["PYTHONUNBUFFERED"] = "1"  # what processes print that are ended is not lost

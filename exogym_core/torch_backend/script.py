@@ -1,0 +1,99 @@
+"""Somebody's script in this process, as torchrun or `python` would run it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing.util
+import os
+import runpy
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+
+from exogym_core.torch_backend.hooks import become_launched
+from exogym_core.torch_backend.private import rendezvous_by
+from exogym_core.torch_backend.session import ComputeClock, attach
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from exogym_core.torch_backend.launch import Script
+    from exogym_core.torch_backend.launched import Launched
+
+__all__ = ["run_rank", "run_script"]
+
+
+def run_script(script: Script) -> None:
+    """Be what `python` would be, to the end of the script and of its exit handlers.
+
+    Raises:
+        SystemExit: the script ended with another exit code than 0.
+    """
+    _forget_exit_handlers()
+    if script.prints_to_stderr:
+        os.dup2(2, 1)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv = [script.name, *script.arguments]
+    try:
+        if script.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(script.name)))
+            runpy.run_path(script.name, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    atexit._run_exitfuncs()
+
+
+def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) -> None:
+    """Be what torchrun's child would be; a rank of the simulation."""
+    rank, size = comm.rank, comm.world_size
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "netgym",
+    }
+    launched.to_environment()
+    become_launched()
+    pid = os.getpid()
+
+    def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:  # type: ignore[name-defined]
+        said = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()}
+        asked = said.get("rank", rank), said.get("world_size", size)
+        if asked != (rank, size) or os.getpid() != pid:
+            raise launched.refused_rank(*asked)
+        yield dist.FileStore(launched.store, size), rank, size  # type: ignore[attr-defined]
+
+    rendezvous_by(meet)  # torch's own would listen on a port; these ranks share a private folder
+    session = attach(comm, ComputeClock.parse(launched.compute))
+    run_script(script)
+    session.settle()
+    session.end()
+
+
+def _forget_exit_handlers() -> None:
+    """Keep of what a fork has inherited only what a fresh interpreter would have: the rest is the launcher's own."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    atexit.register(logging.shutdown)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
