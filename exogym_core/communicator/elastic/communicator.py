@@ -8,13 +8,16 @@ import hmac
 import math
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.elastic.contract import ElasticCommunicator
 from exogym_core.communicator.elastic.council import Council
-from exogym_core.communicator.elastic.cutting import cut, sockets_made
+from exogym_core.communicator.elastic.cutting import OpenedSockets
 from exogym_core.communicator.elastic.link import SiteLink
 from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
 from exogym_core.communicator.elastic.moving import moved
@@ -22,6 +25,7 @@ from exogym_core.communicator.elastic.store import LinkStore
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
+from exogym_core.communicator.gloo.vigil import in_thread
 from exogym_core.communicator.handle import Traffic
 from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
@@ -41,6 +45,8 @@ T = TypeVar("T")
 
 _CONNECTING_SECONDS = 60.0  # until all members of a group have connected to each other, on a busy machine too
 _BROKEN = (ConnectionLostError, DeadlockError)
+_DOWNLOAD_SECONDS = 20.0  # until two sites have connected to each other
+_TEST_BYTES = 16 << 10
 _NOTHING = -2  # the number of no state
 
 
@@ -89,7 +95,7 @@ class SiteCommunicator(ElasticCommunicator):
         self._link, self._secret = link, secret
         self._council = Council(link, processes)
         link.on_push = self._pushed
-        alone = Rendezvous(link.site, link.num_sites)
+        alone = Rendezvous(link.site, link.num_sites, time_option="averaging_timeout")
         traffic = Traffic() if processes is None else processes.traffic
         state = GlooRank(alone, on_mark, traffic=traffic)
         nobody = ProcessGroups(None, None, None)
@@ -100,7 +106,9 @@ class SiteCommunicator(ElasticCommunicator):
             [],
             None,
         )
-        self._sockets: tuple[str, Mapping[int, int]] = ("", {})  # of the group of that name
+        self._sockets: tuple[str, OpenedSockets | None] = ("", None)  # of the group of that name
+        self._connecting: tuple[str, Future[ProcessGroups]] = ("", Future())  # likewise, while it is made
+        self._dissolved = deque[str](maxlen=100)  # groups that are no more
         self._before_meeting: Callable[[], None] = lambda: None
         self._num_meetings = 0
         self._patience_seconds = 0.0
@@ -212,10 +220,6 @@ class SiteCommunicator(ElasticCommunicator):
                 is_through=are_through,
             )
             members = sorted(told["left"])
-            if not members:
-                raise InputError(
-                    f"rank {self.rank}, among_present: not through in {averaging_seconds:g} s; give it more time"
-                )
             if "attempt" not in told and self.rank in members:
                 self._set_clock()
                 return members, result
@@ -240,20 +244,37 @@ class SiteCommunicator(ElasticCommunicator):
     def _peers(self, group: str, members: list[int], seconds: float) -> GlooCommunicator:
         """The communicator of this group; the one that there is where members have not changed."""
         known, peers, hurried, _ = self._group
+        deadline = time.monotonic() + seconds
         if known != group or peers is None:
             self._leave_group()
-            with sockets_made() as sockets:
-                groups = self._connected(group, members, min(seconds, _CONNECTING_SECONDS))
-            self._sockets = (group, sockets)
+            groups = self._connected_unless_dissolved(group, members, min(seconds, _CONNECTING_SECONDS))
             hurried = [] if groups.control is None else [_Hurried(groups.control)]
             if hurried:
                 groups = ProcessGroups(hurried[0], hurried[0], groups.store)
             calls = GroupCalls(self._state, groups, members, members.index(self.rank))
             peers = GlooCommunicator(self._state, calls, members.index(self.rank))
             self._group = (group, peers, hurried, calls)
+        self._state.rendezvous.timeout_seconds = seconds
         for each in hurried:
-            each.deadline = time.monotonic() + seconds
+            each.deadline = deadline
         return peers
+
+    def _connected_unless_dissolved(self, group: str, members: list[int], seconds: float) -> ProcessGroups:
+        """As `_connected`, but for no longer than the rendezvous keeps this group: gloo itself cannot be called back."""
+        sockets, outcome = OpenedSockets(), Future[ProcessGroups]()
+        self._sockets, self._connecting = (group, sockets), (group, outcome)
+        if group in self._dissolved:
+            _fail(outcome, group)
+        connecting = in_thread(partial(self._connected, group, members, seconds))
+        connecting.add_done_callback(partial(_hand_over, outcome))
+        try:
+            return outcome.result(seconds)
+        except TimeoutError:
+            raise DeadlockError(
+                f"rank {self.rank} connects to {members}: not through in {seconds:g} s"
+            ) from None
+        finally:
+            sockets.stop()
 
     def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
         """Process groups of these sites.
@@ -264,12 +285,11 @@ class SiteCommunicator(ElasticCommunicator):
         store = PrefixStore(f"{group}/{self._link.lane}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
         among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self._link.address)
-        where = (__file__, 0)
         try:
-            return among.subgroup(members, where)
-        except RuntimeError as error:
-            if isinstance(error, _BROKEN):
-                raise
+            return among.subgroup(members)
+        except _BROKEN:
+            raise
+        except RuntimeError as error:  # also a stranger in a member's place
             raise ConnectionLostError(str(error).partition("\n")[0], self.rank) from None
 
     def _leave_group(self) -> None:
@@ -317,7 +337,7 @@ class SiteCommunicator(ElasticCommunicator):
             return number, tensors
 
     def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:
-        groups = self._connected(group, sorted([holder, self.rank]), _CONNECTING_SECONDS)
+        groups = self._connected(group, sorted([holder, self.rank]), _DOWNLOAD_SECONDS)
         try:
             payload = moved(groups, holder, self.rank, None)
         finally:
@@ -331,17 +351,44 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _pushed(self, message: Mapping[str, Any]) -> None:
         name, sockets = self._sockets
-        if message["push"] == "dissolved" and message["group"] == name:
-            cut(sockets)  # this process may wait in it for one that hangs
+        if message["push"] == "dissolved":
+            self._dissolved.append(message["group"])
+            connecting, outcome = self._connecting
+            if message["group"] == connecting:
+                _fail(outcome, connecting)
+            if message["group"] == name and sockets is not None:
+                sockets.cut()  # this process may wait in it for one that hangs
         if message["push"] == "serve":
-            serve = threading.Thread(target=self._serve, args=(message,), name="state", daemon=True)
-            serve.start()
+            _in_background(self._serve, message)
+        if message["push"] == "test":
+            for peer in message["peers"]:
+                _in_background(self._test, message["group"], int(peer), float(message["seconds"]))
+
+    def _test(self, group: str, peer: int, seconds: float) -> None:
+        """Find out whether this process and its like of another site reach each other."""
+        trial = in_thread(partial(self._try, group, peer, seconds))
+        is_reached = False
+        with contextlib.suppress(*_BROKEN, TimeoutError):
+            trial.result(seconds)  # gloo itself may take several times as long
+            is_reached = True
+        self._link.tell("tested", group=group, peer=peer, is_reached=is_reached)
+
+    def _try(self, group: str, peer: int, seconds: float) -> None:
+        """Connect as gloo does, and move more than a packet both ways: some routes let only small ones through."""
+        pair = sorted([self.rank, peer])
+        groups = self._connected(f"{group}/{pair[0]}-{pair[1]}", pair, seconds)
+        try:
+            for sender in pair:
+                payload = bytes(_TEST_BYTES) if sender == self.rank else None
+                moved(groups, sender, sum(pair) - sender, payload, seconds)
+        finally:
+            groups.control.shutdown()
 
     def _serve(self, message: Mapping[str, Any]) -> None:
         """Send what was published last to a site; if it fails, that one asks again."""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(*_BROKEN):
             groups = self._connected(
-                message["group"], sorted([self.rank, int(message["to"])]), _CONNECTING_SECONDS
+                message["group"], sorted([self.rank, int(message["to"])]), _DOWNLOAD_SECONDS
             )
             try:
                 with self._lock:  # this process may not be as far yet as the first one of its site
@@ -387,3 +434,25 @@ class SiteCommunicator(ElasticCommunicator):
     def _check_on_clock(self, call: str) -> None:
         if self._state.off_clock:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
+
+
+def _in_background(call: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=call, args=arguments, name="state", daemon=True).start()
+
+
+def _fail(outcome: Future[ProcessGroups], group: str) -> None:
+    with contextlib.suppress(InvalidStateError):
+        outcome.set_exception(ConnectionLostError(f"the rendezvous has ended group {group}", 0))
+
+
+def _hand_over(outcome: Future[ProcessGroups], done: Future[ProcessGroups]) -> None:
+    """Give what was connected to who waits for it; it is closed where nobody does so any more."""
+    error = done.exception()
+    try:
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(done.result())
+    except InvalidStateError:
+        if error is None and done.result().control is not None:
+            done.result().control.shutdown()

@@ -64,6 +64,7 @@ class SiteLink:
         place_in_code: tells where in its code this process is, for people.
         site, num_sites: as agreed.
         pulses: of all sites, as last heard: step, round, place, where, is_there, has_ended, silent.
+        address: this machine's, on the network of the rendezvous.
         where: what people call this process.
 
     Raises:
@@ -85,7 +86,7 @@ class SiteLink:
         past_step: int = 0,
         patience_seconds: float = 600.0,
     ) -> None:
-        self._address, self._secret = address, secret
+        self._rendezvous, self._secret = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_told: Callable[[str], None] = lambda line: None
         self.on_retell: Callable[[int], None] = lambda since: None
@@ -112,15 +113,11 @@ class SiteLink:
         self._lock, self._sending = threading.RLock(), threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
         self._failure: Exception | None = None
+        self.address = ""
         self._channel = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
         for body, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
             threading.Thread(target=body, name=name, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """This machine's address on the network of the rendezvous."""
-        return self._channel.address
 
     # --- asking and telling ---------------------------------------------------------------------------------
 
@@ -219,7 +216,7 @@ class SiteLink:
             InputError: refused.
             RankError: nobody is there until then.
         """
-        where = f"rendezvous {visible(self._address[0])}:{self._address[1]}"
+        where = f"rendezvous {visible(self._rendezvous[0])}:{self._rendezvous[1]}"
         next_word = -math.inf
         while True:
             try:
@@ -247,6 +244,8 @@ class SiteLink:
         if "refused" in welcome:
             channel.close()
             raise InputError(f"{where}: {visible(welcome['refused'], 500)}")
+        with contextlib.suppress(OSError):  # it may have ended already: then the earlier one counts
+            self.address = channel.address
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
         self._num_rows_known = int(welcome["num_rows"])
         self.remember(was_here=True)
@@ -254,7 +253,7 @@ class SiteLink:
 
     def _welcomed(self, where: str) -> tuple[SignedChannel, Mapping[str, Any]]:
         """A connection, and what is said there to this process."""
-        channel = connect(self._address, self._secret, SERVICE, where, _SECONDS_TO_CONNECT)
+        channel = connect(self._rendezvous, self._secret, SERVICE, where, _SECONDS_TO_CONNECT)
         with self._lock:
             hello = {
                 "session": self.session,

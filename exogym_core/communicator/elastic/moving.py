@@ -14,17 +14,23 @@ if TYPE_CHECKING:
 
 __all__ = ["moved"]
 
-_PART_BYTES = 32 << 20  # of a state, at once: each part has its own time-out
-_PART_SECONDS = 120.0
+_PART_BYTES = 8 << 20  # of a state, at once: each part has its own time-out
+_PART_SECONDS = 30.0
 
 
-def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None) -> bytes:
-    """Bytes from one of two sites to the other; `payload` is the sender's."""
+def moved(
+    groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None, seconds: float = _PART_SECONDS
+) -> bytes:
+    """Bytes from one of two sites to the other, each part of them in so many seconds; `payload` is the sender's.
+
+    Raises:
+        ConnectionLostError: a part took longer, or the connection broke.
+    """
     control, place = groups.control, int(sender > receiver)
     options = torch.distributed.BroadcastOptions()
     options.rootRank = place
     try:
-        control._set_default_timeout(datetime.timedelta(seconds=_PART_SECONDS))
+        control._set_default_timeout(datetime.timedelta(seconds=seconds))
         size = torch.tensor([0 if payload is None else len(payload)])
         control.broadcast([size], options).wait()
         whole = (
@@ -36,6 +42,6 @@ def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | No
             control.broadcast([part], options).wait()
     except RuntimeError as error:
         raise ConnectionLostError(
-            f"a state was cut off: {str(error).partition(chr(10))[0]}", receiver
+            f"what site {sender} sent was cut off: {str(error).partition(chr(10))[0]}", receiver
         ) from None
     return whole.numpy().tobytes() if payload is None else payload

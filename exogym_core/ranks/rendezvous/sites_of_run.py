@@ -76,6 +76,8 @@ class SitesOfRun:
             site = self._arrived(site, session, hello, now)
             self._compare(int(site), session, hello)
         who = (int(site), lane)
+        if who[0] in self.roster.sites:
+            self.roster.sites[who[0]].lanes.add(lane)
         earlier = self.connections.pop(who, None)
         if earlier is not None:
             earlier.close()
@@ -159,6 +161,7 @@ class SitesOfRun:
             return
         del self.connections[who], self._heard[who]
         if who[1] and who[0] in self.roster.sites:
+            self.roster.sites[who[0]].lanes.discard(who[1])
             self.roster.hear(*who, False, now)
         self._watching.pop(who, None)
         self._notes.forget_asker(who)
@@ -215,6 +218,8 @@ class SitesOfRun:
             roster.publish(site, int(message["number"]), now)
         elif what == "fetched":
             roster.fetched(site, int(message["number"]), now)
+        elif what == "tested":
+            roster.tested(site, lane, message, now)
         elif what == "done":
             roster.done(site, now)
         elif what == "end":
