@@ -252,7 +252,7 @@ class Meetings:
         team.ended.succeed()
 
     def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
-        """Wait for nobody's downloads for a while whose averages take too long: it would hold all others up for ever."""
+        """Wait for no downloads of these for a while, as their averages take too long: it would hold all others up."""
         state = self._states.setdefault(join.key.group, _State())
         for rank in ranks:
             _, later = state.fetched.get(rank, (0, 0.0))

@@ -1,4 +1,4 @@
-"""Train four sites in network namespaces whose connections break, again and again: none ends, and their models are equal.
+"""Train four sites whose connections break, again and again: none ends, and their models are equal.
 
     python tests/soak/broken_pairs.py --schedules 50 --seed 0 --out build/soak
 

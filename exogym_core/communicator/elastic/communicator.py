@@ -106,8 +106,7 @@ class SiteCommunicator(ElasticCommunicator):
             [],
             None,
         )
-        self._sockets: tuple[str, OpenedSockets | None] = ("", None)  # of the group of that name
-        self._connecting: tuple[str, Future[ProcessGroups]] = ("", Future())  # likewise, while it is made
+        self._opened: dict[str, _Opened] = {}  # groups that are being made, or there
         self._dissolved = deque[str](maxlen=100)  # groups that are no more
         self._before_meeting: Callable[[], None] = lambda: None
         self._num_meetings = 0
@@ -260,21 +259,22 @@ class SiteCommunicator(ElasticCommunicator):
         return peers
 
     def _connected_unless_dissolved(self, group: str, members: list[int], seconds: float) -> ProcessGroups:
-        """As `_connected`, but for no longer than the rendezvous keeps this group: gloo itself cannot be called back."""
-        sockets, outcome = OpenedSockets(), Future[ProcessGroups]()
-        self._sockets, self._connecting = (group, sockets), (group, outcome)
+        """As `_connected`, for no longer than the rendezvous keeps this group: gloo itself cannot be called back."""
+        opened = self._opened[group] = _Opened(group)
         if group in self._dissolved:
-            _fail(outcome, group)
+            opened.dissolve()
         connecting = in_thread(partial(self._connected, group, members, seconds))
-        connecting.add_done_callback(partial(_hand_over, outcome))
+        connecting.add_done_callback(partial(_hand_over, opened.outcome))
         try:
-            return outcome.result(seconds)
+            return opened.outcome.result(seconds)
         except TimeoutError:
-            raise DeadlockError(
-                f"rank {self.rank} connects to {members}: not through in {seconds:g} s"
-            ) from None
+            opened.give_up()
+            told = f"rank {self.rank} connects to {members}: not through in {seconds:g} s"
+            raise DeadlockError(told) from None
         finally:
-            sockets.stop()
+            opened.sockets.stop()
+            if opened.outcome.exception() is not None:
+                del self._opened[group]
 
     def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
         """Process groups of these sites.
@@ -294,7 +294,8 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _leave_group(self) -> None:
         """Close the connections of the last group, so that its other members do not wait for this one."""
-        _, _, _, calls = self._group
+        group, _, _, calls = self._group
+        self._opened.pop(group, None)
         self._group = ("", None, [], None)
         if calls is not None:
             if calls in self._state.groups:
@@ -337,10 +338,11 @@ class SiteCommunicator(ElasticCommunicator):
             return number, tensors
 
     def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:
-        groups = self._connected(group, sorted([holder, self.rank]), _DOWNLOAD_SECONDS)
+        groups = self._connected_unless_dissolved(group, sorted([holder, self.rank]), _DOWNLOAD_SECONDS)
         try:
             payload = moved(groups, holder, self.rank, None)
         finally:
+            del self._opened[group]
             groups.control.shutdown()
         number, tensors = unpacked(payload)
         return number, tensors
@@ -350,14 +352,14 @@ class SiteCommunicator(ElasticCommunicator):
         return _NOTHING if self._published is None else self._published[0]
 
     def _pushed(self, message: Mapping[str, Any]) -> None:
-        name, sockets = self._sockets
         if message["push"] == "dissolved":
             self._dissolved.append(message["group"])
-            connecting, outcome = self._connecting
-            if message["group"] == connecting:
-                _fail(outcome, connecting)
-            if message["group"] == name and sockets is not None:
-                sockets.cut()  # this process may wait in it for one that hangs
+            if message["group"] in self._opened:
+                self._opened[message["group"]].dissolve()  # this process may wait in it for one that hangs
+        if message["push"] == "new life":  # nobody finds members there any more for groups of the one before
+            for opened in list(self._opened.values()):
+                if not opened.group.startswith(message["name"]):
+                    opened.give_up()
         if message["push"] == "serve":
             _in_background(self._serve, message)
         if message["push"] == "test":
@@ -440,9 +442,23 @@ def _in_background(call: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=call, args=arguments, name="state", daemon=True).start()
 
 
-def _fail(outcome: Future[ProcessGroups], group: str) -> None:
-    with contextlib.suppress(InvalidStateError):
-        outcome.set_exception(ConnectionLostError(f"the rendezvous has ended group {group}", 0))
+class _Opened:
+    """A group that is being made, or there."""
+
+    def __init__(self, group: str) -> None:
+        self.group, self.sockets, self.outcome = group, OpenedSockets(), Future[ProcessGroups]()
+
+    def give_up(self) -> None:
+        """Wait no longer for its members to connect."""
+        with contextlib.suppress(InvalidStateError):
+            self.outcome.set_exception(
+                ConnectionLostError(f"the rendezvous keeps group {self.group} no longer", 0)
+            )
+
+    def dissolve(self) -> None:
+        """End what waits in it."""
+        self.give_up()
+        self.sockets.cut()
 
 
 def _hand_over(outcome: Future[ProcessGroups], done: Future[ProcessGroups]) -> None:

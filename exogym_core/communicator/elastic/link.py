@@ -113,7 +113,7 @@ class SiteLink:
         self._lock, self._sending = threading.RLock(), threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
         self._failure: Exception | None = None
-        self.address = ""
+        self.address = self._life = ""
         self._channel = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
         for body, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
@@ -248,6 +248,9 @@ class SiteLink:
             self.address = channel.address
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
         self._num_rows_known = int(welcome["num_rows"])
+        earlier, self._life = self._life, str(welcome["name"])
+        if earlier and earlier != self._life:
+            self.on_push({"push": "new life", "name": self._life})
         self.remember(was_here=True)
         return channel
 

@@ -44,12 +44,10 @@ _TIMES_OWN_WORK = 4.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
 # gloo's words for a member that is gone, and the system's for a way that is no more.
-_LOST = ("onnection", "socket", "Socket", "peer", "pair") + tuple(
-    os.strerror(number)
-    for number in (
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ENETUNREACH, errno.EHOSTUNREACH),
-        *(errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL, errno.EACCES),
-    )
+_LOST = (
+    *("onnection", "socket", "Socket", "peer", "pair"),
+    *(os.strerror(number) for number in (errno.EPIPE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)),
+    *(os.strerror(number) for number in (errno.EHOSTDOWN, errno.EADDRNOTAVAIL, errno.EACCES)),
 )
 
 

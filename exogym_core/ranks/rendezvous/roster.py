@@ -208,10 +208,10 @@ class Roster:
         """Whether this site is a member that asks again, as the answer was lost with its connection."""
         for attempt in self._attempts.values():
             is_open = attempt.number == meeting.number and attempt.left is None and attempt.test is None
-            if is_open and site in attempt.members and site not in attempt.said:
-                if attempt.sessions.get(site) == self.sites[site].session:
-                    self._tell_present(site, question, meeting, attempt)
-                    return True
+            is_member = site in attempt.members and attempt.sessions.get(site) == self.sites[site].session
+            if is_open and is_member and site not in attempt.said:
+                self._tell_present(site, question, meeting, attempt)
+                return True
         return False
 
     def _is_late(self, site: int, number: int, now: float) -> bool:
@@ -336,13 +336,15 @@ class Roster:
         if cut_off:
             return f"it does not reach {names_of(sorted(cut_off))}; it takes part again when it does"
         if now < info.slow_until:
+            seconds = info.slow_until - now
             return (
-                f"its last average took too long, so nobody waits for its downloads in the next {info.slow_until - now:.0f} "
-                "s; give averages more time (averaging_timeout), or this site a faster link"
+                f"its last average took too long, so nobody waits for its downloads in the next {seconds:.0f} s; "
+                "give averages more time (averaging_timeout), or this site a faster link"
             )
         if info.downloads_since is not None:
             return f"it downloads the state since {now - info.downloads_since:.0f} s"
-        return f"it still computes{progress_of(info)}; give it more time (timeout_waiting_for_peers, or matchmaking_time)"
+        option = "timeout_waiting_for_peers, or matchmaking_time"
+        return f"it still computes{progress_of(info)}; give it more time ({option})"
 
     def _tell_present(self, site: int, question: int, meeting: RoundMeeting, attempt: Attempt) -> None:
         present = [[member, meeting.weights.get(member, 1.0)] for member in attempt.members]
@@ -470,7 +472,7 @@ class Roster:
         return left
 
     def _are_slow(self, sites: set[int], seconds: float, now: float) -> None:
-        """Wait for nobody's downloads for a while whose averages take too long: it would hold all others up for ever."""
+        """Wait for no downloads of these for a while, as their averages take too long: it would hold all others up."""
         for site in sites & self.sites.keys():
             info = self.sites[site]
             info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
