@@ -273,7 +273,7 @@ class SiteCommunicator(ElasticCommunicator):
             raise DeadlockError(told) from None
         finally:
             opened.sockets.stop()
-            if opened.outcome.exception() is not None:
+            if not opened.outcome.done() or opened.outcome.exception() is not None:
                 del self._opened[group]
 
     def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.meeting_place import SERVICE
+from exogym_core.meeting_place import SERVICE, allow_many_files
 from exogym_core.names import visible
 from netsim.files.errors import InputError, RankError
 from netsim.files.signed import PeerError, StrangerError, connect
@@ -86,6 +86,7 @@ class SiteLink:
         past_step: int = 0,
         patience_seconds: float = 600.0,
     ) -> None:
+        allow_many_files()
         self._rendezvous, self._secret = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_told: Callable[[str], None] = lambda line: None
@@ -106,6 +107,7 @@ class SiteLink:
         self._num_questions = 0
         self._pulse: dict[str, Any] = {}
         self._delay = 0.0
+        self._first: tuple[float, int] | None = None  # when this process's first step came, and which it was
         self._rows: list[str] = []  # this process's own
         self._num_rows_sent = self._num_rows_known = 0
         self._on_row: Callable[[int, Mapping[str, Any]], None] | None = None
@@ -167,7 +169,10 @@ class SiteLink:
         with self._lock:
             text = {"rank": rank, "session": self.session, "number": len(self._rows), "row": row}
             self._rows.append(json.dumps(text))
-            self._pulse |= {name: row[name] for name in ("step", "round") if name in row}
+            self._pulse |= {name: row[name] for name in ("step", "round", "loss") if name in row}
+            if "step" in row and "loss" in row:
+                begun, first = self._first = self._first or (time.monotonic(), row["step"])
+                self._pulse |= {"first": first, "seconds": round(time.monotonic() - begun, 1)}
 
     @property
     def pulse(self) -> Mapping[str, Any]:

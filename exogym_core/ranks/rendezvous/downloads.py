@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from exogym_core.ranks.rendezvous.agenda import Wanted
     from exogym_core.ranks.rendezvous.finishers import Finishers
-    from exogym_core.ranks.rendezvous.pairs import Pairs
+    from exogym_core.ranks.rendezvous.pairs import SitePairs
     from exogym_core.ranks.rendezvous.site_info import SiteInfo
 
 __all__ = ["Downloads"]
@@ -32,7 +32,7 @@ class Downloads:
         send: Callable[[int, Mapping[str, Any]], None],
         new_group: Callable[[], str],
         finishers: Finishers,
-        pairs: Pairs,
+        pairs: SitePairs,
     ) -> None:
         self._sites, self._send, self._new_group, self._finishers = sites, send, new_group, finishers
         self._pairs = pairs

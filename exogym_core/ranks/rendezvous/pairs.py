@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from exogym_core.ranks.rendezvous.site_info import SiteInfo
 
-__all__ = ["PairTest", "Pairs", "test_seconds"]
+__all__ = ["PairTest", "SitePairs", "test_seconds"]
 
 _RETEST_SECONDS = 3.0  # between two tests of a pair that is broken
 _SILENT_SECONDS = 1.5  # who lives says so every half second
@@ -42,7 +42,7 @@ class PairTest:
     missing: set[tuple[int, int, int]] = field(default_factory=set)
 
 
-class Pairs:
+class SitePairs:
     """Tests pairs of sites, and keeps which are broken.
 
     Args:
@@ -117,6 +117,11 @@ class Pairs:
     def unreached(self, site: int) -> list[int]:
         """The sites that one does not reach."""
         return sorted(sum(pair) - site for pair in self._broken if site in pair)
+
+    @property
+    def broken(self) -> list[list[int]]:
+        """The pairs of sites that do not reach each other."""
+        return [list(pair) for pair in sorted(self._broken)]
 
     def was_away(self, seconds: float) -> None:
         """This process stood still for so long."""

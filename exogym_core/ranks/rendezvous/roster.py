@@ -15,12 +15,12 @@ from exogym_core.ranks.rendezvous.agenda import Attempt, RoundMeeting, Wanted
 from exogym_core.ranks.rendezvous.downloads import Downloads
 from exogym_core.ranks.rendezvous.finishers import Finishers
 from exogym_core.ranks.rendezvous.long_waits import LongWaits
-from exogym_core.ranks.rendezvous.pairs import Pairs, test_seconds
+from exogym_core.ranks.rendezvous.pairs import SitePairs, test_seconds
 from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, progress_of
 from netsim.ranks.reach import SLOW_TIMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 __all__ = ["START", "WAIT_SECONDS", "Roster", "SiteInfo"]
 
@@ -62,7 +62,7 @@ class Roster:
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
         self._long_waits = LongWaits(self.sites, say)
         self.finishers = Finishers()
-        self._pairs = Pairs(self.sites, send, self._new_group, say)
+        self._pairs = SitePairs(self.sites, send, self._new_group, say)
         self._downloads = Downloads(self.sites, send, self._new_group, self.finishers, self._pairs)
         self._published: dict[int, float] = {}  # when the newest states came to be
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
@@ -503,6 +503,37 @@ class Roster:
             if site in self.sites and self.sites[site].is_connected:
                 self._send(site, message)
 
+    # --- what people are told -----------------------------------------------------------------------------------
+
+    def told(self, now: float) -> dict[str, Any]:
+        """Where the run stands: `present`, `waits`, why somebody is `absent`, and pairs that are `broken`."""
+        absent = {}
+        for site, info in sorted(self.sites.items()):
+            if not info.is_connected:
+                absent[str(site)] = (
+                    "it has ended" if info.has_ended else f"it is lost since {now - info.lost:.0f} s"
+                )
+            elif site not in self._present and not info.has_ended:
+                since = "" if info.missed is None else f"since round {info.missed + 1}: "
+                absent[str(site)] = since + self._why_absent(info, self._present, now)
+        return {
+            "present": list(self._present),
+            "absent": absent,
+            "broken": self._pairs.broken,
+            "waits": [*self._open_waits(now)],
+        }
+
+    def _open_waits(self, now: float) -> Iterator[dict[str, Any]]:
+        """Who waits for whom in rounds, and since when."""
+        for meeting in self._rounds.values():
+            if not meeting.is_settled and meeting.come:
+                missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(meeting.come)
+                yield _wait(meeting.number, meeting.come, missing, now - meeting.opened, "for a round's end")
+        for attempt in self._attempts.values():
+            if attempt.left is None:
+                missing = set(attempt.members) - set(attempt.said)
+                yield _wait(attempt.number, attempt.said, missing, now - attempt.opened, "in an average")
+
     # --- states ------------------------------------------------------------------------------------------------
 
     def publish(self, site: int, number: int, now: float) -> None:
@@ -579,3 +610,15 @@ class Roster:
             return False
         session = self.sites[site].session
         return self._is_gone(site, now) or what.sessions.get(site, session) != session
+
+
+def _wait(
+    number: int, come: Collection[int], missing: Collection[int], seconds: float, where: str
+) -> dict[str, Any]:
+    return {
+        "round": number + 1,
+        "where": where,
+        "sites": sorted(come),
+        "for": sorted(missing),
+        "seconds": round(seconds, 1),
+    }

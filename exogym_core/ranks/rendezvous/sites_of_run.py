@@ -231,6 +231,20 @@ class SitesOfRun:
         elif what in ("join", "confirm", "fetch"):
             getattr(roster, what)(site, int(message["id"]), message, now)
 
+    def told(self, now: float) -> dict[str, Any]:
+        """Where this run stands, for people."""
+        steps = next((facts["max_steps"] for facts in self._facts.values() if "max_steps" in facts), None)
+        return {
+            "run": self.name,
+            "rounds": max(self.roster.newest, 0),
+            "num_sites": self.num_sites,
+            "steps": int(steps) if str(steps).isdecimal() else None,
+            "seconds": self.roster.elapsed(now),
+            "is_over": self.is_over,
+            "sites": self.pulses(now),
+            **self.roster.told(now),
+        }
+
     def pulses(self, now: float) -> dict[str, Any]:
         """What each site last told of itself."""
         return {
