@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
+import resource
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.communicator.elastic.link import SiteLink
 from exogym_core.communicator.elastic.moving import moved
+from exogym_core.meeting_place import allow_many_files
 from exogym_core.ranks.rendezvous.roster import Roster
 from exogym_core.ranks.rendezvous.service import Meeting
 from exogym_core.training.optimizer import DiLoCoOptimizer
@@ -348,6 +350,23 @@ def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
         with site(at, 0) as comm:
             assert (comm.rank, comm.world_size) == (0, 3)
     assert sum("was refused" in line for line in lines) == 2
+
+
+def test_strangers_who_say_nothing_keep_no_site_out() -> None:
+    with meeting() as at, ExitStack() as strangers:
+        for _ in range(100):
+            strangers.enter_context(socket.create_connection(at.address))
+        SiteLink(at.address, SECRET, 0, patience_seconds=0.0).close()  # it does not try twice
+
+
+def test_sites_may_open_as_many_files_as_the_system_lets_them() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:

@@ -24,6 +24,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from exogym_core.communicator.gloo.sealed_store import SealedStore
 from exogym_core.communicator.gloo.wire import Wire
+from exogym_core.meeting_place import allow_many_files
 from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 from netsim.files.secret import shared_secret
 
@@ -118,6 +119,7 @@ class Rendezvous:
         missing = [name for name in needed if name not in os.environ]
         if missing:
             raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
+        allow_many_files()
         rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
         local = _number("LOCAL_RANK", rank)
         made = cls(rank, num_ranks, "", check, timeout_seconds, "gloo", secret=shared_secret())
