@@ -76,7 +76,7 @@ class Site:
         self.waits_until = 0.0
         self.awaited: list[int] | None = None
         world.inbox[number].clear()
-        world.roster.arrive(number, self.session, {}, world.now)
+        world.roster.arrive(number, self.session, {"tests_at": ["here", 1]}, world.now)
         self.join()
 
     def ask(self) -> int:
@@ -96,7 +96,7 @@ class Site:
             if message.get("id") == self.question:
                 self.take(message)
             elif message.get("push") == "test":
-                for other in message["peers"]:
+                for other in map(int, message["peers"]):
                     is_reached = frozenset((self.number, other)) not in self.world.broken
                     told = {"group": message["group"], "peer": other, "is_reached": is_reached}
                     self.world.roster.tested(self.number, 0, told, self.world.now)

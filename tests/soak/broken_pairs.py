@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import hashlib
 import json
 import mmap
@@ -154,6 +155,8 @@ def train(bed: Bed, site: int, shared: Shared, result: Path, slow: float) -> Non
     from exogym_core.communicator.elastic.link import SiteLink
     from exogym_core.training.optimizer import DiLoCoOptimizer
 
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
     bed.enter(site)
     with SiteCommunicator(SiteLink((address(-1), PORT), SECRET, site, patience_seconds=60), SECRET) as comm:
         weight = nn.Parameter(torch.zeros(30_000))
@@ -318,6 +321,10 @@ class Schedule:
                     assert not status, f"site {site} has ended with {status}: {log[-3000:]}"
             time.sleep(0.05)
         rounds = [self.shared[site] for site in range(SITES)]
+        for site, pid in pending.items():
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(1.0)
+            print((self.folder / f"site{site}.log").read_text(), flush=True)
         assert not pending, f"sites {sorted(pending)} do not come to their end: rounds {rounds} of {last}"
         told = [json.loads((self.folder / f"site{site}.json").read_text()) for site in range(SITES)]
         assert all(each == {"rounds": last, "model": told[0]["model"]} for each in told), told

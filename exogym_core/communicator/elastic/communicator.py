@@ -21,6 +21,7 @@ from exogym_core.communicator.elastic.cutting import OpenedSockets
 from exogym_core.communicator.elastic.link import SiteLink
 from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
 from exogym_core.communicator.elastic.moving import moved
+from exogym_core.communicator.elastic.pair_tests import PairTests
 from exogym_core.communicator.elastic.store import LinkStore
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
+    from netsim.files.signed import Place
 
 __all__ = ["SiteCommunicator"]
 
@@ -46,7 +48,6 @@ T = TypeVar("T")
 _CONNECTING_SECONDS = 60.0  # until all members of a group have connected to each other, on a busy machine too
 _BROKEN = (ConnectionLostError, DeadlockError)
 _DOWNLOAD_SECONDS = 20.0  # until two sites have connected to each other
-_TEST_BYTES = 16 << 10
 _NOTHING = -2  # the number of no state
 
 
@@ -114,6 +115,10 @@ class SiteCommunicator(ElasticCommunicator):
         self._published: tuple[int, list[Tensor]] | None = None
         self._lock = threading.Condition()
         self._store = LinkStore(link, _CONNECTING_SECONDS)
+        self._pair_tests = PairTests(link.address, secret)
+        if self._pair_tests.place is not None:
+            link.remember(tests_at=self._pair_tests.place)
+            link.tell("tests_at", place=self._pair_tests.place)
         self._set_clock()
 
     @classmethod
@@ -363,28 +368,19 @@ class SiteCommunicator(ElasticCommunicator):
         if message["push"] == "serve":
             _in_background(self._serve, message)
         if message["push"] == "test":
-            for peer in message["peers"]:
-                _in_background(self._test, message["group"], int(peer), float(message["seconds"]))
+            for peer, places in message["peers"].items():
+                place = places.get(str(self._link.lane))
+                if place is not None:
+                    about = (message["group"], int(peer), tuple(place), float(message["seconds"]))
+                    _in_background(self._test, *about)
 
-    def _test(self, group: str, peer: int, seconds: float) -> None:
-        """Find out whether this process and its like of another site reach each other."""
-        trial = in_thread(partial(self._try, group, peer, seconds))
+    def _test(self, group: str, peer: int, place: Place, seconds: float) -> None:
+        """Find out whether this process reaches its like of another site."""
+        trial = in_thread(partial(self._pair_tests.reaches, place, seconds))
         is_reached = False
-        with contextlib.suppress(*_BROKEN, TimeoutError):
-            trial.result(seconds)  # gloo itself may take several times as long
-            is_reached = True
+        with contextlib.suppress(TimeoutError):
+            is_reached = trial.result(seconds)
         self._link.tell("tested", group=group, peer=peer, is_reached=is_reached)
-
-    def _try(self, group: str, peer: int, seconds: float) -> None:
-        """Connect as gloo does, and move more than a packet both ways: some routes let only small ones through."""
-        pair = sorted([self.rank, peer])
-        groups = self._connected(f"{group}/{pair[0]}-{pair[1]}", pair, seconds)
-        try:
-            for sender in pair:
-                payload = bytes(_TEST_BYTES) if sender == self.rank else None
-                moved(groups, sender, sum(pair) - sender, payload, seconds)
-        finally:
-            groups.control.shutdown()
 
     def _serve(self, message: Mapping[str, Any]) -> None:
         """Send what was published last to a site; if it fails, that one asks again."""
@@ -431,6 +427,7 @@ class SiteCommunicator(ElasticCommunicator):
         """Leave; no communicator of this site works afterwards."""
         self._leave_group()
         super().close()
+        self._pair_tests.close()
         self._link.close()
 
     def _check_on_clock(self, call: str) -> None:

@@ -18,10 +18,8 @@ _PART_BYTES = 8 << 20  # of a state, at once: each part has its own time-out
 _PART_SECONDS = 30.0
 
 
-def moved(
-    groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None, seconds: float = _PART_SECONDS
-) -> bytes:
-    """Bytes from one of two sites to the other, each part of them in so many seconds; `payload` is the sender's.
+def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None) -> bytes:
+    """Bytes from one of two sites to the other; `payload` is the sender's.
 
     Raises:
         ConnectionLostError: a part took longer, or the connection broke.
@@ -30,7 +28,7 @@ def moved(
     options = torch.distributed.BroadcastOptions()
     options.rootRank = place
     try:
-        control._set_default_timeout(datetime.timedelta(seconds=seconds))
+        control._set_default_timeout(datetime.timedelta(seconds=_PART_SECONDS))
         size = torch.tensor([0 if payload is None else len(payload)])
         control.broadcast([size], options).wait()
         whole = (

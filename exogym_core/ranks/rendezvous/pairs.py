@@ -2,7 +2,7 @@
 
 A site may reach the rendezvous and not another site: a firewall, a route that swallows packets, one direction of a
 cable. Only the two of them can find out. So after a failed average each pair of its members is asked to connect and to
-exchange some bytes, as gloo does it, and both tell what came of it.
+exchange some bytes, on ports as gloo has them, and both tell what came of it.
 """
 
 from __future__ import annotations
@@ -72,12 +72,19 @@ class SitePairs:
         there = tuple(sorted(site for site in members if self._sites[site].is_connected))
         made = PairTest(self._new_group(), there, now + seconds + _ANSWER_SECONDS)
         made.missing = {
-            (site, lane, other) for site, other in permutations(there, 2) for lane in self._sites[site].lanes
+            (site, lane, other)
+            for site, other in permutations(there, 2)
+            for lane in self._sites[site].lanes
+            if self._sites[other].lanes.get(lane) is not None
         }
         if made.missing:
             self._tests[made.group] = made
         for site in there:
-            peers = [other for other in there if other != site]
+            peers = {
+                str(other): {str(lane): place for lane, place in self._sites[other].lanes.items()}
+                for other in there
+                if other != site
+            }
             if peers:
                 self._send(site, {"push": "test", "group": made.group, "peers": peers, "seconds": seconds})
         return made

@@ -113,6 +113,7 @@ class Roster:
         else:
             self._say(f"site {site} is back: {known.where}")
         known.heard, known.lost = now, math.inf
+        known.lanes[0] = hello.get("tests_at")
         known.goes_further = bool(hello.get("goes_further"))
         known.has_begun = known.has_begun or bool(hello.get("has_begun"))
         known.newest = max(known.newest, int(hello.get("newest", START - 1)))

@@ -39,7 +39,7 @@ class SiteInfo:
         slow_until: as long as nobody waits for its downloads, since its last average took too long.
         missed: the first of the rounds without it, up to the last one; None: it took part.
         told_missed: when people were told so.
-        lanes: its processes, by their places in it.
+        lanes: its processes, by their places in it, and where each answers tests of others.
         pulse: step, round and place, as it told them.
         silent_lanes: its processes that have not been heard of for long, though their connections are there.
     """
@@ -60,7 +60,7 @@ class SiteInfo:
     slow_until: float = -math.inf
     missed: int | None = None
     told_missed: float = 0.0
-    lanes: set[int] = field(default_factory=lambda: {0})
+    lanes: dict[int, Any] = field(default_factory=lambda: {0: None})
     pulse: Mapping[str, Any] = field(default_factory=dict)
     silent_lanes: set[int] = field(default_factory=set)
 

@@ -77,7 +77,7 @@ class SitesOfRun:
             self._compare(int(site), session, hello)
         who = (int(site), lane)
         if who[0] in self.roster.sites:
-            self.roster.sites[who[0]].lanes.add(lane)
+            self.roster.sites[who[0]].lanes[lane] = hello.get("tests_at")
         earlier = self.connections.pop(who, None)
         if earlier is not None:
             earlier.close()
@@ -161,7 +161,7 @@ class SitesOfRun:
             return
         del self.connections[who], self._heard[who]
         if who[1] and who[0] in self.roster.sites:
-            self.roster.sites[who[0]].lanes.discard(who[1])
+            self.roster.sites[who[0]].lanes.pop(who[1], None)
             self.roster.hear(*who, False, now)
         self._watching.pop(who, None)
         self._notes.forget_asker(who)
@@ -218,6 +218,8 @@ class SitesOfRun:
             roster.publish(site, int(message["number"]), now)
         elif what == "fetched":
             roster.fetched(site, int(message["number"]), now)
+        elif what == "tests_at":
+            roster.sites[site].lanes[lane] = message["place"]
         elif what == "tested":
             roster.tested(site, lane, message, now)
         elif what == "done":
@@ -233,12 +235,12 @@ class SitesOfRun:
 
     def told(self, now: float) -> dict[str, Any]:
         """Where this run stands, for people."""
-        steps = next((facts["max_steps"] for facts in self._facts.values() if "max_steps" in facts), None)
+        steps = next((str(facts["max_steps"]) for facts in self._facts.values() if "max_steps" in facts), "")
         return {
             "run": self.name,
             "rounds": max(self.roster.newest, 0),
             "num_sites": self.num_sites,
-            "steps": int(steps) if str(steps).isdecimal() else None,
+            "steps": int(steps) if steps.isdecimal() else None,
             "seconds": self.roster.elapsed(now),
             "is_over": self.is_over,
             "sites": self.pulses(now),

@@ -16,7 +16,7 @@ from exogym_core.ranks.torchrun.side_channel import RUN_TEXT, Pulse
 from netsim.files.errors import InputError, RankError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["group_status"]
 
