@@ -11,17 +11,13 @@ from exogym_core.results.rounds import Rounds
 from exogym_core.training.in_rounds import RoundsInOrder
 from netsim.ranks.kernel import StampedRow
 
-PRESENT = {1: [0, 1, 2], 2: [0, 1], 3: [0, 1], 4: [0, 1], 5: [0, 1, 2], 6: [0, 2], 7: [0, 1, 2]}
+PRESENT = {1: [0, 1, 2], 2: [0, 1], 3: [0, 1], 4: [0, 1], 5: [0], 6: [0, 1, 2], 7: [0, 1, 2]}
 ABSENCES = [
     {"rank": 2, "step": 4, "wall_seconds": 2.0, "back_step": 6, "back_wall_seconds": 3.5},
-    {"rank": 2, "step": 8, "wall_seconds": 4.0, "back_step": 8, "back_wall_seconds": 4.5},
-    {"rank": 1, "step": 12, "wall_seconds": 6.0, "back_step": 12, "back_wall_seconds": 6.5},
+    {"rank": 2, "step": 8, "wall_seconds": 4.0, "back_step": 10, "back_wall_seconds": 5.5},
+    {"rank": 1, "step": 10, "wall_seconds": 5.0, "back_step": 10, "back_wall_seconds": 5.2},
 ]
-RETURNS = {
-    (2, 4): (2, 4, 3.5),
-    (2, 5): (4, 5, 4.5),
-    (1, 7): (6, 7, 6.5),
-}  # (rank, round) -> missed, back, when
+RETURNS = {(2, 4): (2, 4, 3.5), (2, 6): (4, 6, 5.5), (1, 6): (5, 6, 5.2)}  # (rank, round) -> missed, back, when
 
 
 def rows_of(rank: int) -> list[StampedRow]:
@@ -40,14 +36,15 @@ def rows_of(rank: int) -> list[StampedRow]:
     return rows
 
 
-TWO_ROUNDS = st.permutations([0, 1, 2] * 4)
-
-
-@given(st.tuples(TWO_ROUNDS, TWO_ROUNDS, TWO_ROUNDS, st.permutations([0, 1, 2] * 2)))
-def test_absences_do_not_depend_on_the_order_in_which_ranks_are_heard(orders: tuple[list[int], ...]) -> None:
+@given(st.lists(st.integers(0, 16), min_size=8, max_size=8))
+def test_absences_do_not_depend_on_the_order_in_which_ranks_are_heard(late: list[int]) -> None:
+    """The rows of rank 2 of the rounds without it come at any time."""
+    others = [0, 0, 1, 1] * 4
+    for place in sorted(late, reverse=True):
+        others.insert(place, 2)
     rounds, in_order = Rounds(3), RoundsInOrder()
     said = {rank: iter(rows_of(rank)) for rank in range(3)}
-    for rank in (rank for order in orders for rank in order):
+    for rank in (*[0, 1, 2] * 2, *others, *[0, 1, 2] * 4):
         marked = next(said[rank])
         for whose, row in in_order.add(rank, {**marked.row, "wall_seconds": marked.virtual_seconds}):
             list(rounds.add(StampedRow(whose, row["wall_seconds"], 0.0, 0.0, row)))
