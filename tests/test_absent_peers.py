@@ -316,7 +316,7 @@ def test_a_peer_that_is_gone_ends_a_run_that_waits_for_all() -> None:
         ({"averaging_timeout": "soon"}, InputError, "averaging_timeout: expected a time such as '30 ms'"),
         ({"all_reduce_strategy": "no_weight"}, UnknownNameError, "did you mean 'no_wait'"),
         ({"all_reduce_strategy": "no_wait", "timeout_waiting_for_peers": 1}, InputError, "matchmaking_time"),
-        ({"matchmaking_time": 1}, InputError, "goes with all_reduce_strategy='no_wait'"),
+        ({"averaging_timeout": 1, "matchmaking_time": -1}, InputError, "matchmaking_time"),
         ({"join_at": [3]}, InputError, "must be a mapping such as"),
         ({"join_at": {3: 1}}, InputError, "must name some of the ranks 0 to 2"),
         ({"join_at": {0: 1, 1: 1, 2: 1}}, InputError, "leave one that is there"),

@@ -17,7 +17,11 @@ ABSENCES = [
     {"rank": 2, "step": 8, "wall_seconds": 4.0, "back_step": 10, "back_wall_seconds": 5.5},
     {"rank": 1, "step": 10, "wall_seconds": 5.0, "back_step": 10, "back_wall_seconds": 5.2},
 ]
-RETURNS = {(2, 4): (2, 4, 3.5), (2, 6): (4, 6, 5.5), (1, 6): (5, 6, 5.2)}  # (rank, round) -> missed, back, when
+RETURNS = {
+    (2, 4): (2, 4, 3.5),
+    (2, 6): (4, 6, 5.5),
+    (1, 6): (5, 6, 5.2),
+}  # (rank, round) -> missed, back, when
 
 
 def rows_of(rank: int) -> list[StampedRow]:
