@@ -64,7 +64,9 @@ class _State:
     fetched: dict[int, tuple[int, float]] = field(
         default_factory=dict
     )  # rank -> what it got last, how much later
-    slow: dict[int, float] = field(default_factory=dict)  # rank -> until when nobody waits for its downloads
+    slow: dict[int, tuple[int, float]] = field(
+        default_factory=dict
+    )  # rank -> averages too slow, not awaited until
 
 
 class Meetings:
@@ -173,7 +175,7 @@ class Meetings:
             for rank, theirs in state.in_use.items()
             if theirs == number and self._reach.is_downloading(rank)
         }
-        return {rank for rank in found if self._clock.now >= state.slow.get(rank, 0.0)}
+        return {rank for rank in found if self._clock.now >= state.slow.get(rank, (0, 0.0))[1]}
 
     def _settle(self, meeting: _Meeting) -> None:
         """Nobody who comes from now on is in time."""
@@ -252,11 +254,12 @@ class Meetings:
         team.ended.succeed()
 
     def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
-        """Wait for no downloads of these for a while, as their averages take too long: it would hold all others up."""
+        """Wait for no downloads of those for a while who were too slow twice: they would hold all others up."""
         state = self._states.setdefault(join.key.group, _State())
         for rank in ranks:
-            _, later = state.fetched.get(rank, (0, 0.0))
-            state.slow[rank] = self._clock.now + SLOW_TIMES * (join.averaging_seconds + later)
+            num_slow, later = state.slow.get(rank, (0, 0.0))[0], state.fetched.get(rank, (0, 0.0))[1]
+            held_off = SLOW_TIMES * (join.averaging_seconds + later) if num_slow else 0.0
+            state.slow[rank] = (num_slow + 1, self._clock.now + held_off)
 
     @staticmethod
     def _kept(join: Join, arrivals: Collection[Arrival], ranks: Collection[int]) -> tuple[Arrival, ...]:

@@ -18,7 +18,7 @@ __all__ = ["AGAIN", "SLOW_TIMES", "Reach", "largest_mesh"]
 #: Instead of a rank: begin the download anew.
 AGAIN = -1
 
-#: Who was too slow for an average is not waited for while it downloads, for this many times what it has cost.
+#: Who was too slow for averages, twice, is not waited for while it downloads, for this many times what that has cost.
 SLOW_TIMES = 10
 
 

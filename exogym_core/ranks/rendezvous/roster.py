@@ -339,7 +339,7 @@ class Roster:
         if now < info.slow_until:
             seconds = info.slow_until - now
             return (
-                f"its last average took too long, so nobody waits for its downloads in the next {seconds:.0f} s; "
+                f"its last averages took too long, so nobody waits for its downloads in the next {seconds:.0f} s; "
                 "give averages more time (averaging_timeout), or this site a faster link"
             )
         if info.downloads_since is not None:
@@ -417,7 +417,8 @@ class Roster:
         for site in attempt.members:
             if site in self.sites and not self._is_lost(attempt, site, now):
                 info = self.sites[site]
-                info.has_begun, info.slow_until, info.missed = True, -math.inf, None
+                info.has_begun, info.missed = True, None
+                info.num_slow, info.slow_until = 0, -math.inf
 
     def _has_failed(self, attempt: Attempt, now: float) -> bool:
         """Whether it will never be done; then its members are told to leave it, and find out whom they reach."""
@@ -473,10 +474,12 @@ class Roster:
         return left
 
     def _are_slow(self, sites: set[int], seconds: float, now: float) -> None:
-        """Wait for no downloads of these for a while, as their averages take too long: it would hold all others up."""
+        """Wait for no downloads of those for a while who were too slow twice: they would hold all others up."""
         for site in sites & self.sites.keys():
             info = self.sites[site]
-            info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
+            if info.num_slow:
+                info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
+            info.num_slow += 1
 
     def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
         """All answer, and still they do not come through: without the one whose way here is the slowest."""
@@ -487,7 +490,7 @@ class Roster:
     def _go_on(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
         attempt.left = left
         lost = sorted(set(attempt.members) - set(left))
-        slow = [site for site in lost if site in self.sites and now < self.sites[site].slow_until]
+        slow = [site for site in lost if site in self.sites and self.sites[site].num_slow]
         told = f"without {names_of(lost)}" if lost else "as a connection broke"
         if slow:
             told += f", as not all were through in {attempt.seconds:g} s (averaging_timeout)"

@@ -36,7 +36,8 @@ class SiteInfo:
         fetched: the number of the state that it downloaded last.
         fetched_after: for how long others had that state then.
         downloads_since: when the download began that is under way.
-        slow_until: as long as nobody waits for its downloads, since its last average took too long.
+        num_slow: averages that it was left out of since they took too long, and has not done one since.
+        slow_until: as long as nobody waits for its downloads, since two took too long.
         missed: the first of the rounds without it, up to the last one; None: it took part.
         told_missed: when people were told so.
         lanes: its processes, by their places in it, and where each answers tests of others.
@@ -57,6 +58,7 @@ class SiteInfo:
     fetched: int = START - 1
     fetched_after: float = 0.0
     downloads_since: float | None = None
+    num_slow: int = 0
     slow_until: float = -math.inf
     missed: int | None = None
     told_missed: float = 0.0
