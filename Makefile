@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 test: lint
 	$(BIN)/python -m pytest --numprocesses auto
 
-# The long soaks, about an hour of one core: a million damaged files, 2,000 networks that fail, 100 kills. What they find
+# The long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
 SOAK ?= 1
 FUZZED := flows:300000 topology:220000 traces:220000 checkpoint:80000 foreign:80000 experiment:40000
@@ -24,6 +24,7 @@ test-all: test $(VENV)/.soak
 		--inputs $$(($${each#*:} / $(SOAK))) || exit 1; done
 	$(BIN)/python tests/soak/fault_scenarios.py --scenarios $$((2000 / $(SOAK)))
 	$(BIN)/python tests/soak/kills.py --kills $$((100 / $(SOAK)))
+	$(BIN)/python tests/soak/broken_pairs.py --schedules $$((50 / $(SOAK)))
 
 # Looks at pages in Chromium; where there is none it says how to have one, and passes.
 test-browser: $(VENV)/.browser

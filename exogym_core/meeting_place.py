@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import NamedTuple
 
 from netsim.files.errors import InputError
 
-__all__ = ["SERVICE", "MeetingPlace", "is_at_rendezvous", "parse_address", "processes_of_site"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = [
+    *(
+        "SERVICE",
+        "MeetingPlace",
+        "allow_many_files",
+        "is_at_rendezvous",
+        "parse_address",
+        "processes_of_site",
+    ),
+]
 
 SERVICE = "netgym rendezvous"
 """What who connects there expects to find."""
 
+_MOST_FILES = 1 << 20
 _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
 
 
 def is_at_rendezvous() -> bool:
     """Whether this process is a site that meets others at a rendezvous."""
     return bool(os.environ.get(_RENDEZVOUS))
+
+
+def allow_many_files() -> None:
+    """Raise this process's soft limit of open files, often 1,024, towards the hard one.
+
+    Whoever reaches a port of gloo's can hold connections to it, and a process at its limit ends.
+    """
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS allows fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def processes_of_site() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal, request_from_record, request_to_line
 from netsim.files.errors import DeadlockError, InputError
+from netsim.ranks.reach import largest_mesh
 from netsim.ranks.requests import Confirm, Fetch, Publish
 
 if TYPE_CHECKING:
@@ -234,3 +236,20 @@ def test_the_mean_has_the_weights_of_those_present(
                 for value in range(5)
             ]
         assert values == pytest.approx(mine)
+
+
+@given(st.integers(0, 7), st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6))))
+def test_those_who_go_on_are_the_largest_set_that_all_reach_each_other(
+    num_ranks: int, pairs: set[tuple[int, int]]
+) -> None:
+    broken = {
+        rank: {b if a == rank else a for a, b in pairs if rank in (a, b) and a != b} for rank in range(7)
+    }
+    sets = (ranks for size in range(num_ranks, -1, -1) for ranks in combinations(range(num_ranks), size))
+    expected = next(ranks for ranks in sets if not any(b in broken[a] for a, b in combinations(ranks, 2)))
+    assert largest_mesh(range(num_ranks), broken) == expected
+
+
+def test_a_network_in_two_halves_is_decided_at_once() -> None:
+    halves = {rank: range(500, 1000) if rank < 500 else range(500) for rank in range(1000)}
+    assert largest_mesh(range(1000), halves) == tuple(range(500))

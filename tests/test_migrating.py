@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import re
 import shlex
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from exogym_core.app.cli import cli as netgym
+from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.strategy.absence.patience import Patience
 from exogym_core.training.trainer import Trainer
 from netsim.tools.cli import cli as netsim
 
@@ -94,3 +98,87 @@ def test_the_index_links_every_page() -> None:
 def test_python_snippets_run(name: str) -> None:
     for snippet in re.findall(r"^```python\n(.*?)^```", PAGES[name], re.DOTALL | re.MULTILINE):
         exec(compile(snippet, name, "exec"), {"__name__": "__main__"})
+
+
+# The flags of OpenDiLoCo's README, of its test command and of its configuration classes, and the experiment that stands
+# for each of its runs: (file, processes of a worker, flags).
+OPEN_DILOCO = [
+    (
+        "150m-ddp",
+        8,
+        "--sharding-strategy NO_SHARD --per-device-train-batch-size 32 --precision bf16-mixed --total-batch-size 512 "
+        "--total-steps 88_000 --project OpenDiLoCo --lr 4e-4 --path_model PrimeIntellect/llama-150m-fresh "
+        "--log-activations-steps 200 --ckpt.interval 8000 --ckpt.path 150_ckpt",
+    ),
+    (
+        "150m-diloco-500",
+        1,
+        "--sharding-strategy NO_SHARD --per-device-train-batch-size 8 --precision bf16-mixed --total-batch-size 512 "
+        "--hv.local-steps 500 --total-steps 88_000 --project OpenDiLoCo --hv.skip_load_from_peers --lr 4e-4 "
+        "--path-model PrimeIntellect/llama-150m-fresh --log-activations-steps 250 --ckpt.interval 4975",
+    ),
+    (
+        "150m-diloco-50",
+        1,
+        "--per-device-train-batch-size 8 --total-batch-size 512 --precision bf16-mixed --hv.local-steps 50 "
+        "--total-steps 88_000 --lr 4e-4",
+    ),
+    (
+        "1b-diloco-500",
+        8,
+        "--per-device-train-batch-size 16 --total-batch-size 2048 --precision bf16-mixed --total-steps 88_000 "
+        "--hv.local_steps 500 --lr 4e-4 --path_model PrimeIntellect/llama-1b-fresh --warmup-steps 1000 "
+        "--hv.averaging_timeout 1800 --hv.initial-peers $PEER --hv.galaxy-size 4 --hv.world-rank $WORLD_RANK "
+        "--checkpoint_interval 500 --ckpt.path 1b_diloco_ckpt",
+    ),
+    (
+        "1b-diloco-125",
+        8,
+        "--per-device-train-batch-size 16 --total-batch-size 2048 --total-steps 88_000 --hv.local_steps 125 --lr 4e-4",
+    ),
+]
+OTHER_FLAGS = (
+    "--no-torch-compile --fake-data --max-steps --attn-implementation --dataset-name-or-path --seq-length --c4-tiny "
+    "--num-workers --metric-logger-type --resume-from-checkpoint --checkpoint-path --ckpt.resume --ckpt.topk "
+    "--hv.outer-lr --hv.host-maddrs --hv.announce-maddrs --hv.matchmaking-time --hv.hivemind-compression "
+    "--hv.all-reduce-strategy --hv.timeout-waiting-for-peers --hv.fail-rank-drop"
+)
+
+
+def flags_of(command: str) -> dict[str, str]:
+    words = [*shlex.split(command), "--"]
+    pairs = itertools.pairwise(words)
+    named = {word.replace("_", "-"): value for word, value in pairs if word.startswith("--") and word != "--"}
+    return {word: "" if value.startswith("--") else value for word, value in named.items()}
+
+
+ALL_FLAGS = sorted({*flags_of(OTHER_FLAGS), *(flag for *_, line in OPEN_DILOCO for flag in flags_of(line))})
+
+
+@pytest.mark.parametrize("flag", ALL_FLAGS)
+def test_every_flag_of_open_diloco_has_an_answer(flag: str) -> None:
+    flag = flag.replace("--no-", "--")
+    rows = [row for row in PAGE.splitlines() if row.startswith("| `--") and f"`{flag}" in row.split(" | ")[0]]
+    assert len(rows) == 1, rows
+
+
+@pytest.mark.parametrize(("name", "processes", "command"), OPEN_DILOCO, ids=[each[0] for each in OPEN_DILOCO])
+def test_the_examples_are_what_open_dilocos_own_commands_say(name: str, processes: int, command: str) -> None:
+    flags = flags_of(command)
+    experiment = yaml.safe_load((ROOT / f"examples/opendiloco/{name}.yaml").read_text(encoding="utf-8"))
+    (strategy,) = experiment["strategies"]
+    assert experiment["batch_size"] * processes == int(flags["--total-batch-size"])
+    assert experiment["minibatch_size"] == int(flags["--per-device-train-batch-size"])
+    assert experiment["steps"] == int(flags["--total-steps"])
+    assert float(strategy["optim_spec"]["lr"]) == float(flags["--lr"])
+    assert strategy.get("H") == (int(flags["--hv.local-steps"]) if "--hv.local-steps" in flags else None)
+    assert strategy.get("ranks_per_worker", 1) == (processes if "diloco" in name else 1)
+
+
+def test_open_dilocos_time_outs_are_taken_together() -> None:
+    """Its DiLoCoOptimizer takes a matchmaking time with either strategy."""
+    taken = DiLoCoStrategy(averaging_timeout=1800, matchmaking_time=15, all_reduce_strategy="WAIT_FOR_ALL")
+    assert isinstance(taken, DiLoCoStrategy)
+    patience = Patience.of("here", averaging_timeout=1800, matchmaking_time=15)
+    assert patience is not None
+    assert (patience.waiting_seconds, patience.averaging_seconds) == (615.0, 1800.0)

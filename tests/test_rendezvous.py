@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
+import resource
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,9 @@ from torch import nn
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.communicator.elastic.link import SiteLink
+from exogym_core.communicator.elastic.moving import moved
+from exogym_core.meeting_place import allow_many_files
+from exogym_core.ranks.rendezvous.roster import Roster
 from exogym_core.ranks.rendezvous.service import Meeting
 from exogym_core.training.optimizer import DiLoCoOptimizer
 from netsim.files.errors import InputError, RankError
@@ -144,14 +148,20 @@ def for_real(
 
 
 def simulated(
-    *events: Any, slow: Callable[[int, int], float] = lambda rank, step: 0.0, **options: Any
+    *events: Any,
+    slow: Callable[[int, int], float] = lambda rank, step: 0.0,
+    home: str = "80 Mbit/s",
+    **options: Any,
 ) -> list[dict[int, Any]]:
-    links = [{"between": [host, "switch"], "bandwidth": "80 Mbit/s", "latency": "10 ms"} for host in "abc"]
+    rates = {"a": "80 Mbit/s", "b": "80 Mbit/s", "c": home}
+    links = [
+        {"between": [host, "switch"], "bandwidth": rate, "latency": "10 ms"} for host, rate in rates.items()
+    ]
     star = {"name": "star", "hosts": {host: {} for host in "abc"}, "routers": ["switch"], "links": links}
 
     def body(comm: Communicator) -> dict[int, Any]:
         patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
-        return train(comm, lambda step: slow(comm.rank, step), **patience, **options)
+        return train(comm, lambda step: slow(comm.rank, step), **{**patience, **options})
 
     return run_ranks(body, 3, {**star, "events": list(events)}).results
 
@@ -205,6 +215,41 @@ def test_a_site_that_is_late_loses_its_round_as_in_simulation() -> None:
     found = for_real(hold, lambda gates, rank: [rank], patience=1.5)
     expected = simulated(slow=lambda rank, step: 3.5 if (rank, step) == (2, 2 * H - 1) else 0.0)
     check(found, expected, [ALL, OTHERS, ALL, ALL, ALL, ALL])
+
+
+def test_who_downloads_is_waited_for_as_in_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its download takes longer than the others' steps: it came too late for every round."""
+    known: list[Gates] = []
+    join, num_joined = Roster.join, 0
+
+    def joined(roster: Roster, number: int, question: int, asked: Any, now: float) -> None:
+        nonlocal num_joined
+        join(roster, number, question, asked, now)
+        num_joined += number != 2 and asked["number"] == 2
+        known[0].tell("at the end of round 3", num_joined)
+
+    def slowly(groups: Any, sender: int, receiver: int, payload: bytes | None, *more: Any) -> bytes:
+        known[0].tell("downloads", 1)
+        known[0].until("at the end of round 3", 2)
+        return moved(groups, sender, receiver, payload, *more)
+
+    monkeypatch.setattr(Roster, "join", joined)
+    monkeypatch.setattr("exogym_core.communicator.elastic.communicator.moved", slowly)
+
+    def hold(gates: Gates, name: object, step: int) -> None:
+        if name in (0, 1) and step == 3 * H - 1:
+            gates.until("downloads", 1)
+
+    def lives(gates: Gates, rank: int) -> list[object]:
+        known.append(gates)
+        if rank == 2:
+            gates.until(0, 2)
+        return [rank]
+
+    found = for_real(hold, lives, patience=1.5)
+    # 24 kB at 6 kB/s: from 12 s to 16 s, and the others are through with their steps at 15 s.
+    expected = simulated(join_at={2: "12 s"}, home="48 kbit/s", averaging_timeout=60)
+    check(found, expected, [OTHERS, OTHERS, ALL, ALL, ALL, ALL])
 
 
 def test_a_site_alone_goes_on_when_all_others_are_gone() -> None:
@@ -305,6 +350,23 @@ def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
         with site(at, 0) as comm:
             assert (comm.rank, comm.world_size) == (0, 3)
     assert sum("was refused" in line for line in lines) == 2
+
+
+def test_strangers_who_say_nothing_keep_no_site_out() -> None:
+    with meeting() as at, ExitStack() as strangers:
+        for _ in range(100):
+            strangers.enter_context(socket.create_connection(at.address))
+        SiteLink(at.address, SECRET, 0, patience_seconds=0.0).close()  # it does not try twice
+
+
+def test_sites_may_open_as_many_files_as_the_system_lets_them() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""`netgym`: run, compare, sweep, launch, rendezvous, report, sample, list, validate, doctor."""
+"""`netgym`: run, compare, sweep, launch, rendezvous, status, report, sample, list, validate, doctor."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from exogym_core.app.report_command import report
 from exogym_core.app.run_commands import compare, run
 from exogym_core.app.runs import stdout
 from exogym_core.app.schema_command import schema
+from exogym_core.app.status_command import status
 from exogym_core.app.study_commands import sweep
 from exogym_core.app.tokens_command import tokens
 from exogym_core.names import visible, visible_text
@@ -172,6 +173,7 @@ cli.add_command(report)
 cli.add_command(reproduce)
 cli.add_command(run)
 cli.add_command(schema)
+cli.add_command(status)
 cli.add_command(sweep)
 cli.add_command(tokens)
 

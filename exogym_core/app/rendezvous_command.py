@@ -67,7 +67,11 @@ def rendezvous(sites: int, listen: str, silent: float, wait: float, as_json: boo
 
     meeting = Meeting(sites, parse_address(listen, "--listen"), shared_secret(), silent, say, wait)
     host, port = meeting.address
+    is_any = host in ("0.0.0.0", "::")
+    host = "ADDRESS" if is_any else host
     told = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if is_any:
+        say("it listens on all interfaces: ADDRESS is one of this machine's that the sites reach")
     say(f"listening for {sites} sites; start each with NETGYM_RENDEZVOUS={told}")
     try:
         meeting.serve()

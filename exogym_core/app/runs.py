@@ -234,6 +234,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     from exogym_core.app.comparison import compare
     from exogym_core.results.progress import progress_for
+    from exogym_core.results.standing import Standing
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         line = f"warning: {visible(message, 500)}"
@@ -247,7 +248,8 @@ def _compare(
     with warnings.catch_warnings(), progress_for(console, folder.log) as progress:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        return compare(experiment, folder, progress, resume=resume, trace=trace)
+        with Standing(folder.path, progress) as standing:
+            return compare(experiment, folder, standing, resume=resume, trace=trace)
 
 
 def _tell_failures(entries: Sequence[Mapping[str, Any]]) -> None:

@@ -156,7 +156,7 @@ class RowRecorder:
         if self._newest and (self.rounds.has_any or self._served):
             self._traffic(list(self._newest.values()))
         if self.rounds.has_any:
-            result.dropped_peers = self.rounds.dropped_peers
+            result.dropped_peers = self.rounds.dropped_peers(self._clock)
         self._take_evaluations(at_end=True)
         if result.target_loss is not None and self._judged:
             reached = reach(self._judged, result.target_loss)

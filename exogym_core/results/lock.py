@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "FolderLock"]
+__all__ = ["LOCK_NAME", "FolderLock", "owner_of"]
 
 LOCK_NAME = ".lock"
 """The file in a folder that says who works in it; gone when nobody does."""
@@ -85,6 +85,26 @@ class FolderLock:
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def owner_of(folder: Path) -> int | None:
+    """The process that works in a folder; None where nobody does, or nobody can know."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        return int(owner) if owner.isdecimal() else None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _is_alive(pid: int) -> bool:

@@ -34,23 +34,21 @@ class Rounds:
 
     Attributes:
         has_any: whether there were such rows.
-        dropped_peers: absences in order: `rank`; `step` and `virtual_seconds`, the end of the first round without
-            it; `back_step` and `back_virtual_seconds`, the step after which it goes on, and when it has what it
-            needs for that; None if never.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self.has_any = False
-        self.dropped_peers: list[dict[str, Any]] = []
         self._num_ranks = num_ranks
         self._held: dict[int, dict[int, dict[int, StampedRow]]] = {}  # round -> step -> rank -> row
         self._num_over = 0
         self._present: Sequence[int] = ()
         self._steps_a_round = 1
         self._ends = array("d", [0.0])  # when each round was over, the start being round 0
-        self._absent: dict[int, dict[str, Any]] = {}
-        self._first_missed: dict[int, int] = {}  # of those absent: the round that their absence began with
-        self._returns: dict[int, _Return] = {}  # each rank's latest
+        self._missed: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # rank -> first and last of rounds missed in a row
+        self._away: set[int] = set()  # those who missed the last round
+        self._returns: dict[int, list[_Return]] = {}
 
     def add(self, marked: StampedRow) -> Iterator[list[StampedRow]]:
         """Take in a row; gives the steps that are complete with it, in order, as rows of those who did them."""
@@ -62,8 +60,7 @@ class Rounds:
             returned = _Return(
                 row["missed_round"], math.inf if back is None else back, marked.virtual_seconds
             )
-            self._returns[marked.rank] = returned
-            self._note_return(marked.rank)
+            self._returns.setdefault(marked.rank, []).append(returned)
         if number <= self._num_over:
             return  # of a round that went on without this rank
         ranks = self._held.setdefault(number, {}).setdefault(step, {})
@@ -91,37 +88,49 @@ class Rounds:
     # --- absences -------------------------------------------------------------------------------------------
 
     def _end(self, number: int, step: int, seconds: float) -> None:
-        """A round is over: note who was missing for the first time, or again."""
+        """A round is over: note who was missing."""
         self._steps_a_round = step // number
         self._ends.extend([seconds] * (number + 1 - len(self._ends)))
         for rank in range(self._num_ranks):
-            absence = self._absent.get(rank)
+            missed = self._missed.setdefault(rank, [])
             if rank in self._present:
-                self._absent.pop(rank, None)
-            elif absence is None or (absence["back_step"] is not None and absence["back_step"] < step):
-                self._begin(rank, number)
+                self._away.discard(rank)
+            elif rank in self._away:
+                missed[-1] = (missed[-1][0], number)
+            else:
+                missed.append((number, number))
+                self._away.add(rank)
 
-    def _begin(self, rank: int, number: int) -> None:
-        """This is the first round without a rank that was there, or ready to be."""
-        self._first_missed[rank] = number
-        self._absent[rank] = {
-            "rank": rank,
-            "step": number * self._steps_a_round,
-            "virtual_seconds": self._ends[number],
-            "back_step": None,
-            "back_virtual_seconds": None,
-        }
-        self.dropped_peers.append(self._absent[rank])
-        self._note_return(rank)
+    def dropped_peers(self, clock: str = "virtual_seconds") -> list[dict[str, Any]]:
+        """Absences in order of their first steps, whatever order rows have come in.
 
-    def _note_return(self, rank: int) -> None:
-        """Complete the absence that a rank has come back from; it may have missed the next round by then."""
-        returned = self._returns.get(rank)
-        if rank not in self._absent or returned is None:
-            return
-        if returned.missed <= self._first_missed[rank] < returned.back < math.inf:
-            back = int(returned.back)
-            self._absent[rank]["back_step"] = (back - 1) * self._steps_a_round
-            self._absent[rank]["back_virtual_seconds"] = returned.seconds
-            if back <= self._num_over:
-                self._begin(rank, back)
+        Args:
+            clock: what the times are called.
+
+        Returns:
+            Of each `rank`; `step` and the `clock`'s time, the end of the first round without it; `back_step` and
+            `back_` of the time, the step after which it goes on, and when it has what it needs for that; None if never.
+        """
+        absences = [
+            {
+                "rank": rank,
+                "step": first * self._steps_a_round,
+                clock: self._ends[first],
+                "back_step": None if back is None else (int(back.back) - 1) * self._steps_a_round,
+                f"back_{clock}": None if back is None else back.seconds,
+            }
+            for rank, spans in self._missed.items()
+            for span in spans
+            for first, back in self._parts(rank, *span)
+        ]
+        return sorted(absences, key=lambda absence: (absence["step"], absence["rank"]))
+
+    def _parts(self, rank: int, first: int, last: int) -> Iterator[tuple[int, _Return | None]]:
+        """Absences within rounds that a rank missed in a row: it may have been back, and late for the next round."""
+        while first <= last:
+            returns = [
+                each for each in self._returns.get(rank, ()) if each.missed <= first < each.back < math.inf
+            ]
+            back = min(returns, key=lambda each: each.back, default=None)
+            yield first, back
+            first = last + 1 if back is None else int(back.back)

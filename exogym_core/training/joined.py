@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -111,6 +112,9 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
         result.checkpoint_folder = program.checkpoints.folder
         result.resumed_step = planned["resumed step"]
         result.minibatch_size = program.request.minibatch_size
+        if watcher is not None:
+            about_run = {"strategy": type(request.strategy).__name__, "steps": request.max_steps}
+            joined.beside.post("run", json.dumps(about_run))  # for `netgym status`
         collecting = Collecting(comm, watcher.take_deposit if watcher is not None else _nobody)
         comm.observed_by(collecting.put)
         joined.facts_at_checkpoint = lambda: {"num_deposited": collecting.num_put}

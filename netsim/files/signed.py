@@ -181,13 +181,13 @@ def answer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
         deadline = _prepared(opened)
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         if _read(opened, len(greeting), deadline) != greeting:
-            raise StrangerError(f"{where}: is no {service}, or one of another version")
+            raise StrangerError(f"{where}: speaks another protocol than {service}, or another version of it")
         both = greeting + _read(opened, _NONCE_BYTES, deadline) + mine
         opened.sendall(greeting + mine)
         proof = _read(opened, _SEAL_BYTES, deadline)
         if not hmac.compare_digest(proof, _proof(secret, b"connects", both)):
             opened.sendall(b"n")
-            raise StrangerError(f"{where}: has another secret")
+            raise StrangerError(f"{where}: does not show that it knows the secret")
         opened.sendall(b"y" + _proof(secret, b"listens", both))
     to, fro = _keys(secret, both)
     return SignedChannel(opened, where, (fro, to))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
-from netsim.ranks.reach import AGAIN
+from netsim.ranks.reach import AGAIN, SLOW_TIMES
 from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class _Meeting:
     arrivals: list[Arrival] = field(default_factory=list)
     present: tuple[Arrival, ...] = ()
     num_come: int = 0  # those who came to a later one instead included
+    due: float = math.inf  # when its time was over
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +59,14 @@ class _State:
     num_bytes: int = 0
     holders: list[int] = field(default_factory=list)
     awaited: list[simpy.Event] = field(default_factory=list)
-    in_use: list[int] = field(default_factory=list)  # numbers that are being fetched
-    fetched: dict[int, int] = field(default_factory=dict)  # rank -> the number that it got last
+    published: float = 0.0  # when the newest came to be
+    in_use: dict[int, int] = field(default_factory=dict)  # rank -> the number that it fetches
+    fetched: dict[int, tuple[int, float]] = field(
+        default_factory=dict
+    )  # rank -> what it got last, how much later
+    slow: dict[int, tuple[int, float]] = field(
+        default_factory=dict
+    )  # rank -> averages too slow, not awaited until
 
 
 class Meetings:
@@ -106,7 +113,7 @@ class Meetings:
         meeting = self._meetings.get(join.key)
         if meeting is None:
             meeting = self._meetings[join.key] = _Meeting(join, self._clock.event())
-            self._at_end(join.seconds, lambda: self._settle(meeting))
+            self._at_end(join.seconds, lambda: self._is_due(meeting))
         meeting.num_come += 1
         self._pass_over(join)
         if not meeting.settled.triggered:
@@ -123,21 +130,52 @@ class Meetings:
         for call in overdue:
             call()
         for meeting in list(self._meetings.values()):
-            if not meeting.settled.triggered:
-                self._settle_if_complete(meeting)
+            self._settle_if_complete(meeting)
         self._reach.look_again()
 
+    def _is_due(self, meeting: _Meeting) -> None:
+        """The time is over for all but those who come back."""
+        meeting.due = self._clock.now
+        for _, later in self._back(meeting.first):
+            self._at_end(later, lambda: self._settle_if_complete(meeting))
+        self._settle_if_complete(meeting)
+
     def _settle_if_complete(self, meeting: _Meeting) -> None:
+        if meeting.settled.triggered:
+            return
         come = _ranks(meeting.first, meeting.arrivals)
-        if self._awaited(meeting.first).issubset(come) and len(self._reach.together(come)) == len(come):
+        if meeting.due < math.inf:
+            if self._returning(meeting).issubset(come):
+                self._settle(meeting)
+            return
+        wanted = {*(meeting.first.ranks if meeting.first.awaited is None else meeting.first.awaited)}
+        wanted |= self._returning(meeting)
+        if wanted.issubset(come) and wanted.issubset(self._reach.together(come)):
             self._settle(meeting)
 
-    def _awaited(self, join: Join) -> set[int]:
+    def _back(self, join: Join) -> list[tuple[int, float]]:
+        """Ranks that got the state of this number by downloading it, and how much later than the others."""
         state = self._states.get(join.key.group)
-        back = (
-            [] if state is None else [rank for rank, has in state.fetched.items() if has == join.key.number]
-        )
-        return {*(join.ranks if join.awaited is None else join.awaited), *back}
+        if state is None:
+            return []
+        return [(rank, later) for rank, (number, later) in state.fetched.items() if number == join.key.number]
+
+    def _returning(self, meeting: _Meeting) -> set[int]:
+        """Ranks that download the state of this number, or have just done so.
+
+        They are waited for longer than others, by as much as they got the state later.
+        """
+        group, number = meeting.first.key
+        state = self._states.get(group)
+        if state is None:
+            return set()
+        found = {rank for rank, later in self._back(meeting.first) if self._clock.now < meeting.due + later}
+        found |= {
+            rank
+            for rank, theirs in state.in_use.items()
+            if theirs == number and self._reach.is_downloading(rank)
+        }
+        return {rank for rank in found if self._clock.now >= state.slow.get(rank, (0, 0.0))[1]}
 
     def _settle(self, meeting: _Meeting) -> None:
         """Nobody who comes from now on is in time."""
@@ -183,6 +221,8 @@ class Meetings:
             if team.num_confirmed == len(team.present):
                 team.left = team.present
                 team.ended.succeed()
+                for rank in team.ranks:
+                    self._states.setdefault(team.join.key.group, _State()).slow.pop(rank, None)
         if team.num_asked == len(team.present):
             del self._teams[confirm.key, confirm.attempt]
             self._assemble((team.join.key.group, team.ranks))  # no post of theirs can come late any more
@@ -206,11 +246,20 @@ class Meetings:
             return
         if len(left) == len(team.present):
             left = self._reach.without_slowest(team.ranks)
+            self._are_slow(team.join, set(team.ranks) - set(left))
         team.left = self._kept(team.join, team.present, left)
         self._dissolve((team.join.key.group, team.ranks))
         if team.left:
             self._begin(team.join, team.attempt + 1, team.left)
         team.ended.succeed()
+
+    def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
+        """Wait for no downloads of those for a while who were too slow twice: they would hold all others up."""
+        state = self._states.setdefault(join.key.group, _State())
+        for rank in ranks:
+            num_slow, later = state.slow.get(rank, (0, 0.0))[0], state.fetched.get(rank, (0, 0.0))[1]
+            held_off = SLOW_TIMES * (join.averaging_seconds + later) if num_slow else 0.0
+            state.slow[rank] = (num_slow + 1, self._clock.now + held_off)
 
     @staticmethod
     def _kept(join: Join, arrivals: Collection[Arrival], ranks: Collection[int]) -> tuple[Arrival, ...]:
@@ -227,9 +276,10 @@ class Meetings:
             return
         if number > state.newest:
             state.newest, state.num_bytes, state.holders = number, publish.num_bytes, []
+            state.published = self._clock.now
         state.holders.append(rank)
         self._wake(state, True)
-        self._on_older(group, {state.newest, *state.in_use})
+        self._on_older(group, {state.newest, *state.in_use.values()})
 
     def fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
         """Download a state; returns which, or None if no holder can ever be reached."""
@@ -250,16 +300,31 @@ class Meetings:
                 if not (yield event):
                     return None
             number, num_bytes = state.newest, state.num_bytes
-            state.in_use.append(number)
+            state.in_use[rank], published = number, state.published
             done = self._clock.event()
             self._reach.download(rank, tuple(state.holders), num_bytes, partial(_happen, done))
             source = yield done
             yield self._clock.at(on_grid(self._clock.now))
-            state.in_use.remove(number)
+            del state.in_use[rank]
+            if source is not None and source != AGAIN:
+                self._has_fetched(rank, Key(fetch.group, number), self._clock.now - published)
+            self._look_at(Key(fetch.group, number))
         if source is None:
             return None
-        state.fetched[rank] = number
         return Fetched(number, source, num_bytes)
+
+    def _has_fetched(self, rank: int, key: Key, later: float) -> None:
+        self._states[key.group].fetched[rank] = (cast("int", key.number), later)
+        meeting = self._meetings.get(key)
+        if meeting is not None and meeting.due < math.inf:
+            left = max(meeting.due + later - self._clock.now, 0.0)
+            self._at_end(left, lambda: self._settle_if_complete(meeting))
+
+    def _look_at(self, key: Key) -> None:
+        """A download that this meeting may have waited for has ended."""
+        meeting = self._meetings.get(key)
+        if meeting is not None:
+            self._settle_if_complete(meeting)
 
     @property
     def is_under_way(self) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from netsim.network.network import Network, Waiting
 
-__all__ = ["AGAIN", "Reach"]
+__all__ = ["AGAIN", "SLOW_TIMES", "Reach", "largest_mesh"]
 
 #: Instead of a rank: begin the download anew.
 AGAIN = -1
+
+#: Who was too slow for averages, twice, is not waited for while it downloads, for this many times what that has cost.
+SLOW_TIMES = 10
 
 
 class _Download(NamedTuple):
@@ -22,6 +26,7 @@ class _Download(NamedTuple):
 
     attempt: int
     transfer: int
+    source: int
     on_done: Callable[[int | None], None]
     is_cut: bool
 
@@ -48,24 +53,19 @@ class Reach:
             network.on_give_up = partial(self._given_up, network, network.on_give_up)
 
     def together(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Those of `ranks` that all reach each other, on hosts that are up; () if there is none.
-
-        Who reaches fewest is left out first, the last of equals.
-        """
+        """The most of `ranks` that all reach each other, on hosts that are up; () if there is none."""
         if self._network is None:
             return tuple(ranks)
         dead, downtime = self._network.dead_links, self._network.downtime
-        left = [rank for rank in ranks if downtime.since(self._hosts[rank]) is None]
-        while dead and left:
-            friends = {
-                rank: sum(self._is_open(rank, other, dead) for other in left if other != rank)
-                for rank in left
-            }
-            loneliest = min(left, key=lambda rank: (friends[rank], -rank))
-            if friends[loneliest] == len(left) - 1:
-                break
-            left.remove(loneliest)
-        return tuple(left)
+        up = sorted(rank for rank in ranks if downtime.since(self._hosts[rank]) is None)
+        if not dead:
+            return tuple(up)
+        broken: dict[int, set[int]] = {rank: set() for rank in up}
+        for one, other in combinations(up, 2):
+            if not self._is_open(one, other, dead):
+                broken[one].add(other)
+                broken[other].add(one)
+        return largest_mesh(up, broken)
 
     def without_slowest(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """`ranks` but for those whose widest way to and from another is the narrowest; () if all are alike."""
@@ -107,7 +107,15 @@ class Reach:
             connection=("download", rank),
             on_dropped=partial(self._end, rank, attempt, AGAIN),
         )
-        self._downloads[rank] = _Download(attempt, transfer, on_done, is_cut=bool(cuts[source]))
+        self._downloads[rank] = _Download(attempt, transfer, source, on_done, is_cut=bool(cuts[source]))
+
+    def is_downloading(self, rank: int) -> bool:
+        """Whether a download to `rank` makes progress."""
+        download = self._downloads.get(rank)
+        if self._network is None or download is None:
+            return False
+        is_up = self._network.downtime.since(self._hosts[rank]) is None
+        return is_up and self._is_open(rank, download.source, self._network.dead_links)
 
     def look_again(self) -> None:
         """The network has changed: downloads that could not begin do so anew."""
@@ -161,3 +169,57 @@ class Reach:
         assert self._network is not None
         latency = self._network.topology.route_latency_seconds(self._hosts[source], self._hosts[target])
         return (not self._is_open(source, target, dead), -self._width(source, target), latency, source)
+
+
+def largest_mesh(ranks: Collection[int], broken: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+    """The largest set of ranks in which each reaches each other; of equal sets the one with the lower numbers.
+
+    Args:
+        ranks: whom to choose from.
+        broken: the ranks that a rank does not reach, told of both.
+
+    >>> largest_mesh(range(4), {1: [2], 2: [1]})
+    (0, 1, 3)
+    """
+    here = set(ranks)
+    cut = {rank: frozenset(here.intersection(broken.get(rank, ()))) for rank in sorted(here)}
+    twins: dict[frozenset[int], list[int]] = {}  # ranks that miss the same others are in or out together
+    for rank, others in cut.items():
+        twins.setdefault(others, []).append(rank)
+    alike = {members[0]: members for members in twins.values()}
+    graph = {first: frozenset(cut[first] & alike.keys()) for first in alike}
+    sizes = {first: len(members) for first, members in alike.items()}
+    return tuple(sorted(rank for first in _heaviest(graph, sizes) for rank in alike[first]))
+
+
+_Graph = dict[int, frozenset[int]]
+
+
+def _heaviest(graph: _Graph, sizes: Mapping[int, int]) -> set[int]:
+    """The heaviest set of nodes without an edge between two of them; of equal ones the one with the lower numbers."""
+    kept: set[int] = set()
+    left = dict(graph)
+    while left:
+        part, pending = set[int](), [min(left)]
+        while pending:
+            node = pending.pop()
+            if node not in part:
+                part.add(node)
+                pending += left[node]
+        connected = {node: left.pop(node) for node in part}
+        kept |= part if len(part) == 1 else _heaviest_of_part(connected, sizes)
+    return kept
+
+
+def _heaviest_of_part(graph: _Graph, sizes: Mapping[int, int]) -> set[int]:
+    node = max(graph, key=lambda node: (len(graph[node]), -node))
+    with_it = {node} | _heaviest(_without(graph, {node, *graph[node]}), sizes)
+    without = _heaviest(_without(graph, {node}), sizes)
+    weights = [sum(sizes[each] for each in found) for found in (with_it, without)]
+    if weights[0] != weights[1]:
+        return with_it if weights[0] > weights[1] else without
+    return with_it if min(with_it ^ without) in with_it else without
+
+
+def _without(graph: _Graph, nodes: set[int]) -> _Graph:
+    return {node: others - nodes for node, others in graph.items() if node not in nodes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -14,10 +15,15 @@ ROUNDS = 4
 
 
 class World:
-    """A rendezvous, and sites that do nothing but meet; time passes in steps."""
+    """A rendezvous, and sites that do nothing but meet; time passes in steps.
 
-    def __init__(self, num_sites: int, seed: int, trouble: float) -> None:
+    With `cables` pairs of sites break and are mended, and an average fails where one of its pairs is broken.
+    """
+
+    def __init__(self, num_sites: int, seed: int, trouble: float, cables: float = 0.0) -> None:
         self.random, self.trouble, self.now = random.Random(seed), trouble, 0.0
+        self.cables, self.broken = cables, set[frozenset[int]]()
+        self.pairs = [frozenset(pair) for pair in itertools.combinations(range(num_sites), 2)]
         self.inbox: dict[int, list[dict[str, Any]]] = {site: [] for site in range(num_sites)}
         self.roster = Roster(
             num_sites, "r", lambda site, message: self.inbox[site].append(dict(message)), wait_seconds=3.0
@@ -31,6 +37,11 @@ class World:
             if all(site.is_over for site in self.sites.values()):
                 return
             calm = tick > 400  # trouble ends, so that every run can
+            for pair in self.pairs:
+                if calm or self.random.random() < 0.02:
+                    self.broken.discard(pair)
+                elif self.random.random() < self.cables:
+                    self.broken.add(pair)
             for number in sorted(self.sites, key=lambda _: self.random.random()):
                 site = self.sites[number]
                 if not calm and self.random.random() < self.trouble:
@@ -61,9 +72,11 @@ class Site:
         self.session, self.round, self.question = f"{number}.{life}", START, 0
         self.is_up, self.is_over, self.breaks = True, False, False
         self.members: list[int] = []
+        self.waits_in: dict[str, Any] = {}  # an average that stands still
+        self.waits_until = 0.0
         self.awaited: list[int] | None = None
         world.inbox[number].clear()
-        world.roster.arrive(number, self.session, {}, world.now)
+        world.roster.arrive(number, self.session, {"tests_at": ["here", 1]}, world.now)
         self.join()
 
     def ask(self) -> int:
@@ -82,6 +95,15 @@ class Site:
             self.world.inbox[self.number].remove(message)
             if message.get("id") == self.question:
                 self.take(message)
+            elif message.get("push") == "test":
+                for other in map(int, message["peers"]):
+                    is_reached = frozenset((self.number, other)) not in self.world.broken
+                    told = {"group": message["group"], "peer": other, "is_reached": is_reached}
+                    self.world.roster.tested(self.number, 0, told, self.world.now)
+            elif message.get("push") == "dissolved" and message["group"] == self.waits_in.get("group"):
+                self.say_how_it_went(self.waits_in, False)
+        if self.waits_in and self.world.now > self.waits_until:
+            self.say_how_it_went(self.waits_in, False)
 
     def take(self, told: dict[str, Any]) -> None:
         roster, now = self.world.roster, self.world.now
@@ -109,8 +131,16 @@ class Site:
             self.is_over = True
 
     def work(self, told: dict[str, Any]) -> None:
+        pairs = {frozenset(pair) for pair in itertools.combinations(self.members, 2)}
+        if pairs & self.world.broken:
+            self.waits_in, self.waits_until = told, self.world.now + 2.0
+        else:
+            self.say_how_it_went(told, not self.breaks)
+            self.breaks = False
+
+    def say_how_it_went(self, told: dict[str, Any], is_through: bool) -> None:
+        self.waits_in = {}
         about = {"attempt": told["attempt"], "group": told["group"], "seconds": 2.0, "members": self.members}
-        is_through, self.breaks = not self.breaks, False
         about |= {"number": self.round, "is_through": is_through}
         self.world.roster.confirm(self.number, self.ask(), about, self.world.now)
 
@@ -145,6 +175,22 @@ def test_all_who_are_through_with_a_round_tell_of_the_same_members(
         assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}
 
 
+@given(
+    st.integers(2, 5),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.02]),
+    st.sampled_from([0.001, 0.01, 0.1]),
+)
+@settings(max_examples=60)
+def test_broken_pairs_end_nobody(num_sites: int, seed: int, trouble: float, cables: float) -> None:
+    """Whichever pairs break, and however often: nobody waits for ever, and a round has one membership."""
+    world = World(num_sites, seed, trouble, cables)
+    world.run()
+    for number, told in world.results.items():
+        lives = sum(site.life for site in world.sites.values())
+        assert len(told) == 1 or lives, (number, told)
+
+
 def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() -> None:
     """The first to come may have an old state: it must not begin before those with newer ones are there."""
     told: list[tuple[int, dict[str, Any]]] = []
@@ -165,3 +211,12 @@ def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() 
         for site in (0, 1):
             roster.depart(site, f"{site}.{life}", now + 20)
         roster.look(now + 30)
+
+
+def test_one_end_of_a_broken_pair_is_left_out_until_the_pair_is_mended() -> None:
+    world = World(4, 1, 0.0)
+    world.pairs = []  # nothing else happens
+    world.broken.add(frozenset((1, 2)))
+    world.run()
+    assert world.results == {number: {(0, 1, 3)} for number in range(START, ROUNDS)}
+    assert world.now < 10.0, "one average was cut off, after 2 s, and no other"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
+import broken_pairs
 import pytest
 from fault_scenarios import simulate
 from fuzzed_readers import READERS, one_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -28,3 +35,11 @@ def test_whatever_is_drawn(reader: str, data: bytes) -> None:
 @pytest.mark.parametrize("number", range(1, 12))
 def test_runs_on_networks_that_fail_end_rightly(number: int) -> None:
     assert simulate(number) in ("finished", "deadlock")
+
+
+@pytest.mark.skipif(not broken_pairs.allowed(), reason="this machine allows no network namespaces")
+def test_sites_that_lose_each_other_go_on_and_end_with_one_model(tmp_path: Path) -> None:
+    script = [sys.executable, broken_pairs.__file__, "--schedules", "1", "--events", "1", "--seed", "86"]
+    done = subprocess.run([*script, "--out", str(tmp_path)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert "'cut': 1" in done.stdout

@@ -8,20 +8,25 @@ import hmac
 import math
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.elastic.contract import ElasticCommunicator
 from exogym_core.communicator.elastic.council import Council
-from exogym_core.communicator.elastic.cutting import cut, sockets_made
+from exogym_core.communicator.elastic.cutting import OpenedSockets
 from exogym_core.communicator.elastic.link import SiteLink
 from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
 from exogym_core.communicator.elastic.moving import moved
+from exogym_core.communicator.elastic.pair_tests import PairTests
 from exogym_core.communicator.elastic.store import LinkStore
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
+from exogym_core.communicator.gloo.vigil import in_thread
 from exogym_core.communicator.handle import Traffic
 from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
+    from netsim.files.signed import Place
 
 __all__ = ["SiteCommunicator"]
 
@@ -41,6 +47,7 @@ T = TypeVar("T")
 
 _CONNECTING_SECONDS = 60.0  # until all members of a group have connected to each other, on a busy machine too
 _BROKEN = (ConnectionLostError, DeadlockError)
+_DOWNLOAD_SECONDS = 20.0  # until two sites have connected to each other
 _NOTHING = -2  # the number of no state
 
 
@@ -89,7 +96,7 @@ class SiteCommunicator(ElasticCommunicator):
         self._link, self._secret = link, secret
         self._council = Council(link, processes)
         link.on_push = self._pushed
-        alone = Rendezvous(link.site, link.num_sites)
+        alone = Rendezvous(link.site, link.num_sites, time_option="averaging_timeout")
         traffic = Traffic() if processes is None else processes.traffic
         state = GlooRank(alone, on_mark, traffic=traffic)
         nobody = ProcessGroups(None, None, None)
@@ -100,13 +107,18 @@ class SiteCommunicator(ElasticCommunicator):
             [],
             None,
         )
-        self._sockets: tuple[str, Mapping[int, int]] = ("", {})  # of the group of that name
+        self._opened: dict[str, _Opened] = {}  # groups that are being made, or there
+        self._dissolved = deque[str](maxlen=100)  # groups that are no more
         self._before_meeting: Callable[[], None] = lambda: None
         self._num_meetings = 0
         self._patience_seconds = 0.0
         self._published: tuple[int, list[Tensor]] | None = None
         self._lock = threading.Condition()
         self._store = LinkStore(link, _CONNECTING_SECONDS)
+        self._pair_tests = PairTests(link.address, secret)
+        if self._pair_tests.place is not None:
+            link.remember(tests_at=self._pair_tests.place)
+            link.tell("tests_at", place=self._pair_tests.place)
         self._set_clock()
 
     @classmethod
@@ -212,10 +224,6 @@ class SiteCommunicator(ElasticCommunicator):
                 is_through=are_through,
             )
             members = sorted(told["left"])
-            if not members:
-                raise InputError(
-                    f"rank {self.rank}, among_present: not through in {averaging_seconds:g} s; give it more time"
-                )
             if "attempt" not in told and self.rank in members:
                 self._set_clock()
                 return members, result
@@ -240,20 +248,38 @@ class SiteCommunicator(ElasticCommunicator):
     def _peers(self, group: str, members: list[int], seconds: float) -> GlooCommunicator:
         """The communicator of this group; the one that there is where members have not changed."""
         known, peers, hurried, _ = self._group
+        deadline = time.monotonic() + seconds
         if known != group or peers is None:
             self._leave_group()
-            with sockets_made() as sockets:
-                groups = self._connected(group, members, min(seconds, _CONNECTING_SECONDS))
-            self._sockets = (group, sockets)
+            groups = self._connected_unless_dissolved(group, members, min(seconds, _CONNECTING_SECONDS))
             hurried = [] if groups.control is None else [_Hurried(groups.control)]
             if hurried:
                 groups = ProcessGroups(hurried[0], hurried[0], groups.store)
             calls = GroupCalls(self._state, groups, members, members.index(self.rank))
             peers = GlooCommunicator(self._state, calls, members.index(self.rank))
             self._group = (group, peers, hurried, calls)
+        self._state.rendezvous.timeout_seconds = seconds
         for each in hurried:
-            each.deadline = time.monotonic() + seconds
+            each.deadline = deadline
         return peers
+
+    def _connected_unless_dissolved(self, group: str, members: list[int], seconds: float) -> ProcessGroups:
+        """As `_connected`, for no longer than the rendezvous keeps this group: gloo itself cannot be called back."""
+        opened = self._opened[group] = _Opened(group)
+        if group in self._dissolved:
+            opened.dissolve()
+        connecting = in_thread(partial(self._connected, group, members, seconds))
+        connecting.add_done_callback(partial(_hand_over, opened.outcome))
+        try:
+            return opened.outcome.result(seconds)
+        except TimeoutError:
+            opened.give_up()
+            told = f"rank {self.rank} connects to {members}: not through in {seconds:g} s"
+            raise DeadlockError(told) from None
+        finally:
+            opened.sockets.stop()
+            if not opened.outcome.done() or opened.outcome.exception() is not None:
+                del self._opened[group]
 
     def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
         """Process groups of these sites.
@@ -264,17 +290,17 @@ class SiteCommunicator(ElasticCommunicator):
         store = PrefixStore(f"{group}/{self._link.lane}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
         among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self._link.address)
-        where = (__file__, 0)
         try:
-            return among.subgroup(members, where)
-        except RuntimeError as error:
-            if isinstance(error, _BROKEN):
-                raise
+            return among.subgroup(members)
+        except _BROKEN:
+            raise
+        except RuntimeError as error:  # also a stranger in a member's place
             raise ConnectionLostError(str(error).partition("\n")[0], self.rank) from None
 
     def _leave_group(self) -> None:
         """Close the connections of the last group, so that its other members do not wait for this one."""
-        _, _, _, calls = self._group
+        group, _, _, calls = self._group
+        self._opened.pop(group, None)
         self._group = ("", None, [], None)
         if calls is not None:
             if calls in self._state.groups:
@@ -317,10 +343,11 @@ class SiteCommunicator(ElasticCommunicator):
             return number, tensors
 
     def _download(self, group: str, holder: int) -> tuple[int, list[Tensor]]:
-        groups = self._connected(group, sorted([holder, self.rank]), _CONNECTING_SECONDS)
+        groups = self._connected_unless_dissolved(group, sorted([holder, self.rank]), _DOWNLOAD_SECONDS)
         try:
             payload = moved(groups, holder, self.rank, None)
         finally:
+            del self._opened[group]
             groups.control.shutdown()
         number, tensors = unpacked(payload)
         return number, tensors
@@ -330,18 +357,36 @@ class SiteCommunicator(ElasticCommunicator):
         return _NOTHING if self._published is None else self._published[0]
 
     def _pushed(self, message: Mapping[str, Any]) -> None:
-        name, sockets = self._sockets
-        if message["push"] == "dissolved" and message["group"] == name:
-            cut(sockets)  # this process may wait in it for one that hangs
+        if message["push"] == "dissolved":
+            self._dissolved.append(message["group"])
+            if message["group"] in self._opened:
+                self._opened[message["group"]].dissolve()  # this process may wait in it for one that hangs
+        if message["push"] == "new life":  # nobody finds members there any more for groups of the one before
+            for opened in list(self._opened.values()):
+                if not opened.group.startswith(message["name"]):
+                    opened.give_up()
         if message["push"] == "serve":
-            serve = threading.Thread(target=self._serve, args=(message,), name="state", daemon=True)
-            serve.start()
+            _in_background(self._serve, message)
+        if message["push"] == "test":
+            for peer, places in message["peers"].items():
+                place = places.get(str(self._link.lane))
+                if place is not None:
+                    about = (message["group"], int(peer), tuple(place), float(message["seconds"]))
+                    _in_background(self._test, *about)
+
+    def _test(self, group: str, peer: int, place: Place, seconds: float) -> None:
+        """Find out whether this process reaches its like of another site."""
+        trial = in_thread(partial(self._pair_tests.reaches, place, seconds))
+        is_reached = False
+        with contextlib.suppress(TimeoutError):
+            is_reached = trial.result(seconds)
+        self._link.tell("tested", group=group, peer=peer, is_reached=is_reached)
 
     def _serve(self, message: Mapping[str, Any]) -> None:
         """Send what was published last to a site; if it fails, that one asks again."""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(*_BROKEN):
             groups = self._connected(
-                message["group"], sorted([self.rank, int(message["to"])]), _CONNECTING_SECONDS
+                message["group"], sorted([self.rank, int(message["to"])]), _DOWNLOAD_SECONDS
             )
             try:
                 with self._lock:  # this process may not be as far yet as the first one of its site
@@ -382,8 +427,45 @@ class SiteCommunicator(ElasticCommunicator):
         """Leave; no communicator of this site works afterwards."""
         self._leave_group()
         super().close()
+        self._pair_tests.close()
         self._link.close()
 
     def _check_on_clock(self, call: str) -> None:
         if self._state.off_clock:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
+
+
+def _in_background(call: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=call, args=arguments, name="state", daemon=True).start()
+
+
+class _Opened:
+    """A group that is being made, or there."""
+
+    def __init__(self, group: str) -> None:
+        self.group, self.sockets, self.outcome = group, OpenedSockets(), Future[ProcessGroups]()
+
+    def give_up(self) -> None:
+        """Wait no longer for its members to connect."""
+        with contextlib.suppress(InvalidStateError):
+            self.outcome.set_exception(
+                ConnectionLostError(f"the rendezvous keeps group {self.group} no longer", 0)
+            )
+
+    def dissolve(self) -> None:
+        """End what waits in it."""
+        self.give_up()
+        self.sockets.cut()
+
+
+def _hand_over(outcome: Future[ProcessGroups], done: Future[ProcessGroups]) -> None:
+    """Give what was connected to who waits for it; it is closed where nobody does so any more."""
+    error = done.exception()
+    try:
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(done.result())
+    except InvalidStateError:
+        if error is None and done.result().control is not None:
+            done.result().control.shutdown()

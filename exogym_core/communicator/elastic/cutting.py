@@ -10,13 +10,8 @@ import contextlib
 import os
 import socket
 import stat
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-__all__ = ["cut", "sockets_made"]
+__all__ = ["OpenedSockets"]
 
 _DESCRIPTORS = "/dev/fd"  # of this process; there on Linux and macOS
 
@@ -33,20 +28,26 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-@contextmanager
-def sockets_made() -> Iterator[dict[int, int]]:
-    """What is in the mapping afterwards are the sockets that this process has opened inside."""
-    before, made = _sockets(), dict[int, int]()
-    yield made
-    made |= {number: node for number, node in _sockets().items() if before.get(number) != node}
+class OpenedSockets:
+    """The sockets that this process opens from now on, until `stop`."""
 
+    def __init__(self) -> None:
+        self._before, self._opened = _sockets(), dict[int, int]()
+        self._is_counting = True
 
-def cut(sockets: Mapping[int, int]) -> None:
-    """Shut these connections down, as far as they are still there; who listens goes on listening."""
-    for number, node in sockets.items():
-        with contextlib.suppress(OSError):
-            if os.fstat(number).st_ino != node:
-                continue
-            with socket.socket(fileno=os.dup(number)) as connection:
-                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_RDWR)
+    def stop(self) -> None:
+        """Those opened later are not counted any more."""
+        self._opened, self._is_counting = self._now(), False
+
+    def cut(self) -> None:
+        """Shut these connections down, as far as they are still there; who listens goes on listening."""
+        for number, node in (self._now() if self._is_counting else self._opened).items():
+            with contextlib.suppress(OSError):
+                if os.fstat(number).st_ino != node:
+                    continue
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    def _now(self) -> dict[int, int]:
+        return {number: node for number, node in _sockets().items() if self._before.get(number) != node}

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.meeting_place import SERVICE
+from exogym_core.meeting_place import SERVICE, allow_many_files
 from exogym_core.names import visible
 from netsim.files.errors import InputError, RankError
 from netsim.files.signed import PeerError, StrangerError, connect
@@ -64,6 +64,7 @@ class SiteLink:
         place_in_code: tells where in its code this process is, for people.
         site, num_sites: as agreed.
         pulses: of all sites, as last heard: step, round, place, where, is_there, has_ended, silent.
+        address: this machine's, on the network of the rendezvous.
         where: what people call this process.
 
     Raises:
@@ -85,7 +86,8 @@ class SiteLink:
         past_step: int = 0,
         patience_seconds: float = 600.0,
     ) -> None:
-        self._address, self._secret = address, secret
+        allow_many_files()
+        self._rendezvous, self._secret = address, secret
         self.on_push: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_told: Callable[[str], None] = lambda line: None
         self.on_retell: Callable[[int], None] = lambda since: None
@@ -105,6 +107,7 @@ class SiteLink:
         self._num_questions = 0
         self._pulse: dict[str, Any] = {}
         self._delay = 0.0
+        self._first: tuple[float, int] | None = None  # when this process's first step came, and which it was
         self._rows: list[str] = []  # this process's own
         self._num_rows_sent = self._num_rows_known = 0
         self._on_row: Callable[[int, Mapping[str, Any]], None] | None = None
@@ -112,15 +115,11 @@ class SiteLink:
         self._lock, self._sending = threading.RLock(), threading.Lock()
         self._ended, self._is_up = threading.Event(), threading.Event()
         self._failure: Exception | None = None
+        self.address = self._life = ""
         self._channel = self._connected(time.monotonic() + patience_seconds)
         self._is_up.set()
         for body, name in ((self._listen, "rendezvous"), (self._keep_telling, "rendezvous pulse")):
             threading.Thread(target=body, name=name, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        """This machine's address on the network of the rendezvous."""
-        return self._channel.address
 
     # --- asking and telling ---------------------------------------------------------------------------------
 
@@ -170,7 +169,10 @@ class SiteLink:
         with self._lock:
             text = {"rank": rank, "session": self.session, "number": len(self._rows), "row": row}
             self._rows.append(json.dumps(text))
-            self._pulse |= {name: row[name] for name in ("step", "round") if name in row}
+            self._pulse |= {name: row[name] for name in ("step", "round", "loss") if name in row}
+            if "step" in row and "loss" in row:
+                begun, first = self._first = self._first or (time.monotonic(), row["step"])
+                self._pulse |= {"first": first, "seconds": round(time.monotonic() - begun, 1)}
 
     @property
     def pulse(self) -> Mapping[str, Any]:
@@ -219,7 +221,7 @@ class SiteLink:
             InputError: refused.
             RankError: nobody is there until then.
         """
-        where = f"rendezvous {visible(self._address[0])}:{self._address[1]}"
+        where = f"rendezvous {visible(self._rendezvous[0])}:{self._rendezvous[1]}"
         next_word = -math.inf
         while True:
             try:
@@ -247,14 +249,19 @@ class SiteLink:
         if "refused" in welcome:
             channel.close()
             raise InputError(f"{where}: {visible(welcome['refused'], 500)}")
+        with contextlib.suppress(OSError):  # it may have ended already: then the earlier one counts
+            self.address = channel.address
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
         self._num_rows_known = int(welcome["num_rows"])
+        earlier, self._life = self._life, str(welcome["name"])
+        if earlier and earlier != self._life:
+            self.on_push({"push": "new life", "name": self._life})
         self.remember(was_here=True)
         return channel
 
     def _welcomed(self, where: str) -> tuple[SignedChannel, Mapping[str, Any]]:
         """A connection, and what is said there to this process."""
-        channel = connect(self._address, self._secret, SERVICE, where, _SECONDS_TO_CONNECT)
+        channel = connect(self._rendezvous, self._secret, SERVICE, where, _SECONDS_TO_CONNECT)
         with self._lock:
             hello = {
                 "session": self.session,

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["moved"]
 
-_PART_BYTES = 32 << 20  # of a state, at once: each part has its own time-out
-_PART_SECONDS = 120.0
+_PART_BYTES = 8 << 20  # of a state, at once: each part has its own time-out
+_PART_SECONDS = 30.0
 
 
 def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | None) -> bytes:
-    """Bytes from one of two sites to the other; `payload` is the sender's."""
+    """Bytes from one of two sites to the other; `payload` is the sender's.
+
+    Raises:
+        ConnectionLostError: a part took longer, or the connection broke.
+    """
     control, place = groups.control, int(sender > receiver)
     options = torch.distributed.BroadcastOptions()
     options.rootRank = place
@@ -36,6 +40,6 @@ def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | No
             control.broadcast([part], options).wait()
     except RuntimeError as error:
         raise ConnectionLostError(
-            f"a state was cut off: {str(error).partition(chr(10))[0]}", receiver
+            f"what site {sender} sent was cut off: {str(error).partition(chr(10))[0]}", receiver
         ) from None
     return whole.numpy().tobytes() if payload is None else payload

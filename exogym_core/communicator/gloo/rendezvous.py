@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import hmac
 import json
 import os
@@ -23,6 +24,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from exogym_core.communicator.gloo.sealed_store import SealedStore
 from exogym_core.communicator.gloo.wire import Wire
+from exogym_core.meeting_place import allow_many_files
 from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 from netsim.files.secret import shared_secret
 
@@ -42,7 +44,12 @@ _TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
-_LOST = ("onnection", "socket", "Socket", "peer", "pair")  # in gloo's words for a member that is gone
+# gloo's words for a member that is gone, and the system's for a way that is no more.
+_LOST = (
+    *("onnection", "socket", "Socket", "peer", "pair"),
+    *(os.strerror(number) for number in (errno.EPIPE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)),
+    *(os.strerror(number) for number in (errno.EHOSTDOWN, errno.EADDRNOTAVAIL, errno.EACCES)),
+)
 
 
 class ConnectionLostError(RankError):
@@ -75,6 +82,7 @@ class Rendezvous:
         secret: known to the run's ranks alone: what they tell each other at the rendezvous is signed with it, and
             every connection is tested for who is at its end, since whoever reaches their ports can connect.
         address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
+        time_option: what users call `timeout_seconds`.
     """
 
     rank: int
@@ -86,6 +94,7 @@ class Rendezvous:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     secret: bytes = field(default=b"", repr=False)
     address: str = ""
+    time_option: str = "timeout_seconds"
     _store: Store = field(init=False)
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
@@ -110,6 +119,7 @@ class Rendezvous:
         missing = [name for name in needed if name not in os.environ]
         if missing:
             raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
+        allow_many_files()
         rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
         local = _number("LOCAL_RANK", rank)
         made = cls(rank, num_ranks, "", check, timeout_seconds, "gloo", secret=shared_secret())
@@ -139,18 +149,22 @@ class Rendezvous:
     ) -> Rendezvous:
         """That of ranks which have met elsewhere already, and share this store; `subgroup` connects some of them."""
         made = cls(rank, num_ranks, timeout_seconds=timeout_seconds, secret=secret, address=address)
+        made.time_option = "averaging_timeout"
         made._store = store
         return made
 
-    def subgroup(self, ranks: Sequence[int], where: tuple[str, int]) -> ProcessGroups:
+    def subgroup(self, ranks: Sequence[int], where: tuple[str, int] | None = None) -> ProcessGroups:
         """Process groups of `ranks` (of the run), in which this one is; called by their members alone.
+
+        `where` is the place of the call in the user's code.
 
         Raises:
             MismatchError: a member names other ranks, or another order.
         """
         if len(ranks) == 1:
             return ProcessGroups(None, None, None)
-        call = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
+        place = "" if where is None else f" at {os.path.basename(where[0])}:{where[1]}"
+        call = f"group({list(ranks)}){place}"
 
         def start() -> ProcessGroups:
             if self.check:
@@ -177,7 +191,7 @@ class Rendezvous:
         if late:
             raise DeadlockError(
                 f"{waiting}: no answer from every rank within {self.timeout_seconds:g} s; look for a rank that "
-                f"does not make this call, or raise timeout_seconds"
+                f"does not make this call, or raise {self.time_option}"
             )
         raise ConnectionLostError(f"{waiting}: the connection to another rank was lost ({reason})", self.rank)
 

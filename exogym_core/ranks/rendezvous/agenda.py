@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from exogym_core.ranks.rendezvous.pairs import PairTest
+
 __all__ = ["Attempt", "RoundMeeting", "Wanted"]
 
 
@@ -41,11 +43,12 @@ class Attempt:
     sessions: Mapping[int, str]  # their processes, as far as known
     seconds: float
     deadline: float
-    num_breaks: int = 0
+    num_breaks: int = 0  # attempts of the same members before this one that broke
     said: dict[int, tuple[int, bool]] = field(
         default_factory=dict
     )  # site -> (question, whether it is through)
-    broke: float = math.inf
+    failed: float = math.inf  # when that was known
+    test: PairTest | None = None  # finds out who reaches whom, once it has failed
     left: tuple[int, ...] | None = None
     next_group: str = ""
     opened: float = 0.0

@@ -58,6 +58,8 @@ class LongWaits:
             return f"site {site} has not come yet"
         if not info.is_connected:
             return f"site {site} is lost{progress_of(info)}"
+        if info.downloads_since is not None:
+            return f"site {site} downloads the state since {now - info.downloads_since:.0f} s"
         place = info.pulse.get("place")
         where = f", in {visible(place, 120)}" if place else ""
         return f"site {site} is not there{progress_of(info)}{where}, heard of {now - info.heard:.0f} s ago"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["Notes"]
 
 _MOST_KEYS = 20_000
+_MOST_GROUPS = 1_000
 
 
 class Notes:
@@ -23,10 +25,14 @@ class Notes:
         self._answer = answer
         self._values: dict[str, str] = {}
         self._waiting: list[tuple[tuple[int, int], int, str]] = []
+        self._gone: deque[str] = deque(maxlen=_MOST_GROUPS)  # groups that are no more
 
     def ask(self, who: tuple[int, int], question: int, asked: Mapping[str, Any]) -> None:
         """`set`, `get`, `add` or `check` a key, or `delete` it."""
         what, key = asked["does"], str(asked["key"])
+        if key.partition("/")[0] in self._gone:
+            self._answer(who, question, {"error": "the group is no more"})
+            return
         if what == "get":
             self._waiting.append((who, question, key))
             self._look()
@@ -48,6 +54,7 @@ class Notes:
 
     def forget(self, group: str) -> None:
         """The group is no more: its keys go, and who waits for one hears so."""
+        self._gone.append(group)
         for key in [key for key in self._values if key.startswith(f"{group}/")]:
             del self._values[key]
         gone = [each for each in self._waiting if each[2].startswith(f"{group}/")]

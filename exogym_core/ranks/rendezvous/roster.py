@@ -15,21 +15,22 @@ from exogym_core.ranks.rendezvous.agenda import Attempt, RoundMeeting, Wanted
 from exogym_core.ranks.rendezvous.downloads import Downloads
 from exogym_core.ranks.rendezvous.finishers import Finishers
 from exogym_core.ranks.rendezvous.long_waits import LongWaits
+from exogym_core.ranks.rendezvous.pairs import SitePairs, test_seconds
 from exogym_core.ranks.rendezvous.site_info import START, SiteInfo, names_of, progress_of
+from netsim.ranks.reach import SLOW_TIMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 __all__ = ["START", "WAIT_SECONDS", "Roster", "SiteInfo"]
 
 WAIT_SECONDS = 600.0
 """How long a run's begin waits for all sites, where nobody says how long."""
 
-# From the first broken connection of an attempt until it is known who is gone.
-_BREAK_SECONDS = 1.5
 # How long after an attempt's time its members may still say that it failed.
 _ANSWER_SECONDS = 3.0
 _SERVING_SECONDS = 60.0  # who is through stays so long at least for those who are on the way
+_SECONDS_BETWEEN_WORDS = 30.0  # of a site that misses round after round
 _MOST_BREAKS = 3  # attempts of the same members that may break before somebody is left out
 
 
@@ -61,7 +62,9 @@ class Roster:
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
         self._long_waits = LongWaits(self.sites, say)
         self.finishers = Finishers()
-        self._downloads = Downloads(self.sites, send, self._new_group, self.finishers)
+        self._pairs = SitePairs(self.sites, send, self._new_group, say)
+        self._downloads = Downloads(self.sites, send, self._new_group, self.finishers, self._pairs)
+        self._published: dict[int, float] = {}  # when the newest states came to be
         self._leaving: dict[int, tuple[int, float]] = {}  # site -> (question, until when it waits for others)
         self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
         self._num_groups = 0
@@ -110,6 +113,7 @@ class Roster:
         else:
             self._say(f"site {site} is back: {known.where}")
         known.heard, known.lost = now, math.inf
+        known.lanes[0] = hello.get("tests_at")
         known.goes_further = bool(hello.get("goes_further"))
         known.has_begun = known.has_begun or bool(hello.get("has_begun"))
         known.newest = max(known.newest, int(hello.get("newest", START - 1)))
@@ -195,10 +199,21 @@ class Roster:
                 number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
             )
         if meeting.is_settled:
-            meeting.late[site] = question
+            if not self._told_again(site, question, meeting):
+                meeting.late[site] = question
         else:
             meeting.come[site] = (question, float(asked["weight"]))
         self.look(now)
+
+    def _told_again(self, site: int, question: int, meeting: RoundMeeting) -> bool:
+        """Whether this site is a member that asks again, as the answer was lost with its connection."""
+        for attempt in self._attempts.values():
+            is_open = attempt.number == meeting.number and attempt.left is None and attempt.test is None
+            is_member = site in attempt.members and attempt.sessions.get(site) == self.sites[site].session
+            if is_open and is_member and site not in attempt.said:
+                self._tell_present(site, question, meeting, attempt)
+                return True
+        return False
 
     def _is_late(self, site: int, number: int, now: float) -> bool:
         if number != START:
@@ -235,7 +250,9 @@ class Roster:
                 for site, question in meeting.late.items():
                     self._tell_late(site, question, meeting.members)
                 meeting.late.clear()
-            elif meeting.late and all(self._is_lost(meeting, member, now) for member in meeting.members):
+            elif meeting.late and all(
+                member in meeting.late or self._is_lost(meeting, member, now) for member in meeting.members
+            ):
                 # Nobody has what came of it: who was late meets again.
                 meeting.is_settled, meeting.members = False, ()
                 meeting.come = {site: (question, 1.0) for site, question in meeting.late.items()}
@@ -243,11 +260,30 @@ class Roster:
             if meeting.is_settled:
                 return
         there = [site for site in meeting.come if not self._is_gone(site, now)]
-        missing = self._awaited(meeting, now) - set(meeting.come)
-        if there and (now >= meeting.deadline or not missing):
-            self._settle(meeting, tuple(sorted(there)), now)
+        awaited = self._awaited(meeting, now) if now < meeting.deadline else set[int]()
+        awaited |= self._returning(meeting, now)
+        missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.come)
+        if there and not missing:
+            self._settle(meeting, self._pairs.mesh(there), now)
         else:
             self._long_waits.look(meeting, there, missing, now, until=meeting.deadline)
+
+    def _returning(self, meeting: RoundMeeting, now: float) -> set[int]:
+        """Sites that download the state of this number, or have just done so.
+
+        They are waited for longer than others, by as much as they got the state later.
+        """
+        found = self._downloads.of(meeting.number) | {
+            site
+            for site, info in self.sites.items()
+            if info.fetched == meeting.number and now < meeting.deadline + info.fetched_after
+        }
+        infos = [self.sites[site] for site in found]
+        return {
+            info.site
+            for info in infos
+            if now >= info.slow_until and not info.has_done_all and not info.is_gone(now)
+        }
 
     def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
         wanted = range(self.num_sites) if meeting.awaited is None else meeting.awaited
@@ -255,8 +291,6 @@ class Roster:
             return {site for site in wanted if site not in self.sites or not self.sites[site].has_ended}
         awaited = {site for site in wanted if site not in self.sites or not self._is_gone(site, now)}
         awaited = {site for site in awaited if site not in self.sites or self.sites[site].has_begun}
-        back = [site for site, info in self.sites.items() if info.fetched == meeting.number]
-        awaited |= {site for site in back if not self._is_gone(site, now)}
         return {site for site in awaited if site not in self.sites or not self.sites[site].has_done_all}
 
     def _settle(self, meeting: RoundMeeting, members: tuple[int, ...], now: float) -> None:
@@ -270,14 +304,48 @@ class Roster:
         what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
         if meeting.number == START or members != self._present:
             self._say(f"{what}: {names_of(members)}{without}")
+        for site in set(meeting.come) - set(members):  # they reach not all of the others
+            meeting.late[site] = meeting.come[site][0]
         if meeting.number == START and (away := self._awaited(meeting, now) - set(members)):
             self._say(
                 f"WARNING: the run begins WITHOUT {names_of(sorted(away))}, not there after "
                 f"{now - meeting.opened:.0f} s (netgym rendezvous --wait); who comes later takes part from then on"
             )
+        self._tell_absences(meeting, members, now)
         attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
         for site in members:
             self._tell_present(site, meeting.come[site][0], meeting, attempt)
+
+    def _tell_absences(self, meeting: RoundMeeting, members: Sequence[int], now: float) -> None:
+        """Why somebody who is there misses its second round in a row, and again from time to time."""
+        for site, info in self.sites.items():
+            is_coming = info.has_begun or info.downloads_since is not None
+            if site in members or not is_coming or not info.is_connected or info.has_done_all:
+                continue
+            if info.missed is None:
+                info.missed, info.told_missed = meeting.number, now
+            num_missed = meeting.number + 1 - info.missed
+            if num_missed == 2 or (num_missed > 2 and now >= info.told_missed + _SECONDS_BETWEEN_WORDS):
+                info.told_missed = now
+                self._say(
+                    f"site {site} has missed {num_missed} rounds since round {info.missed + 1}: "
+                    f"{self._why_absent(info, members, now)}"
+                )
+
+    def _why_absent(self, info: SiteInfo, members: Sequence[int], now: float) -> str:
+        cut_off = set(self._pairs.unreached(info.site)) & set(members)
+        if cut_off:
+            return f"it does not reach {names_of(sorted(cut_off))}; it takes part again when it does"
+        if now < info.slow_until:
+            seconds = info.slow_until - now
+            return (
+                f"its last averages took too long, so nobody waits for its downloads in the next {seconds:.0f} s; "
+                "give averages more time (averaging_timeout), or this site a faster link"
+            )
+        if info.downloads_since is not None:
+            return f"it downloads the state since {now - info.downloads_since:.0f} s"
+        option = "timeout_waiting_for_peers, or matchmaking_time"
+        return f"it still computes{progress_of(info)}; give it more time ({option})"
 
     def _tell_present(self, site: int, question: int, meeting: RoundMeeting, attempt: Attempt) -> None:
         present = [[member, meeting.weights.get(member, 1.0)] for member in attempt.members]
@@ -314,9 +382,6 @@ class Roster:
         attempt = self._attempts.get(key)
         if attempt is None:
             members = tuple(asked["members"])
-            if self.newest > number:  # all were through, though this one has not heard so
-                self._send(site, {"id": question, "left": list(members), "group": group})
-                return
             # Of an earlier life of this rendezvous: what its members say tells what it knew.
             seconds = float(asked["seconds"])
             sessions = {member: self.sites[member].session for member in members if member in self.sites}
@@ -326,53 +391,95 @@ class Roster:
             meeting.is_settled, meeting.members = True, members
             self._rounds.setdefault(number, meeting)
         attempt.said[site] = (question, bool(asked["is_through"]))
-        if not asked["is_through"]:
-            attempt.broke = min(attempt.broke, now)
         self.look(now)
 
     def _look_at_attempt(self, attempt: Attempt, now: float) -> None:
         if attempt.left is None:
-            left = self._left(attempt, now)
-            if left is None:
+            if self.newest > attempt.number:
+                attempt.left = ()  # an earlier life of this rendezvous has told some that all were through
+            elif all(attempt.said.get(site, (0, False))[1] for site in attempt.members):
+                self._done(attempt, now)
+            elif not self._has_failed(attempt, now):
                 self._long_waits.look(attempt, attempt.said, set(attempt.members) - set(attempt.said), now)
                 return
-            attempt.left = left
-            if left != attempt.members or any(not through for _, through in attempt.said.values()):
+            elif left := self._left(attempt, now):
                 self._go_on(attempt, left, now)
             else:
-                self._present = left
-                for site in left:
-                    if site in self.sites and not self._is_lost(attempt, site, now):
-                        self.sites[site].has_begun = True
+                return
         for site, (question, _) in list(attempt.said.items()):
             if question:
                 self._tell_left(site, question, attempt)
                 attempt.said[site] = (0, attempt.said[site][1])
 
+    def _done(self, attempt: Attempt, now: float) -> None:
+        """All its members are through."""
+        attempt.left = self._present = attempt.members
+        for site in attempt.members:
+            if site in self.sites and not self._is_lost(attempt, site, now):
+                info = self.sites[site]
+                info.has_begun, info.missed = True, None
+                info.num_slow, info.slow_until = 0, -math.inf
+
+    def _has_failed(self, attempt: Attempt, now: float) -> bool:
+        """Whether it will never be done; then its members are told to leave it, and find out whom they reach."""
+        if attempt.test is not None:
+            return True
+        there = [site for site in attempt.members if not self._is_lost(attempt, site, now)]
+        has_failed = (
+            len(there) < len(attempt.members)
+            or any(not is_through for _, is_through in attempt.said.values())
+            or now >= attempt.deadline + _ANSWER_SECONDS
+        )
+        if has_failed:
+            attempt.failed, self._standing = now, ((), "")
+            self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
+            attempt.test = self._pairs.test(
+                [site for site in there if site in self.sites], test_seconds(attempt.seconds), now
+            )
+        return has_failed
+
     def _tell_left(self, site: int, question: int, attempt: Attempt) -> None:
         assert attempt.left is not None
-        told = {"id": question, "left": list(attempt.left), "group": attempt.next_group or attempt.group}
+        left = attempt.left or [member for member in attempt.members if member != site]
+        told = {"id": question, "left": list(left), "group": attempt.next_group or attempt.group}
         following = self._attempts.get((attempt.number, attempt.attempt + 1, attempt.next_group))
         if following is not None:
             told |= {"attempt": following.attempt, "seconds": following.seconds}
         self._send(site, told)
 
-    def _left(self, attempt: Attempt, now: float) -> tuple[int, ...] | None:
-        """Who is left of an attempt: all where all are through; None while that is not known yet."""
-        members = attempt.members
-        if len(attempt.said) == len(members) and all(through for _, through in attempt.said.values()):
-            return members
-        there = tuple(site for site in members if not self._is_lost(attempt, site, now))
-        if there != members:
-            return there
-        if attempt.broke <= now < attempt.broke + _BREAK_SECONDS:
-            return None  # somebody is gone, perhaps, and it will be known soon
-        if attempt.broke < math.inf and attempt.num_breaks + 1 < _MOST_BREAKS:
-            return members  # all are there: once more
-        if now >= attempt.deadline + _ANSWER_SECONDS or len(attempt.said) == len(members):
-            answering = tuple(site for site in members if site in attempt.said)
-            return answering if answering != members else self._without_weakest(attempt)
-        return None
+    def _left(self, attempt: Attempt, now: float) -> tuple[int, ...]:
+        """With whom a failed attempt is begun again; () while that is not known yet."""
+        there = {site for site in attempt.members if not self._is_lost(attempt, site, now)}
+        if attempt.test is None or not self._pairs.is_over(attempt.test, there, now):
+            return ()
+        unknown = (
+            there - self.sites.keys()
+        )  # this rendezvous has been started again, and they have not come back yet
+        if unknown and now < attempt.deadline:
+            return ()
+        there -= unknown
+        if any(not self.sites[site].is_connected for site in there):
+            return ()  # it is back or gone within a second
+        answering = there & attempt.said.keys()
+        if answering != there and now >= attempt.deadline:
+            if now < attempt.deadline + _ANSWER_SECONDS:
+                return ()
+            self._are_slow(there - answering, attempt.seconds, now)
+            there = answering
+        left = self._pairs.mesh(there)
+        was_late = attempt.failed >= attempt.deadline - attempt.seconds / 10
+        if left == attempt.members and len(left) > 1 and (was_late or attempt.num_breaks + 1 >= _MOST_BREAKS):
+            left = self._without_weakest(attempt)
+            self._are_slow(set(attempt.members) - set(left), attempt.seconds, now)
+        return left
+
+    def _are_slow(self, sites: set[int], seconds: float, now: float) -> None:
+        """Wait for no downloads of those for a while who were too slow twice: they would hold all others up."""
+        for site in sites & self.sites.keys():
+            info = self.sites[site]
+            if info.num_slow:
+                info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
+            info.num_slow += 1
 
     def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
         """All answer, and still they do not come through: without the one whose way here is the slowest."""
@@ -381,14 +488,12 @@ class Roster:
         return tuple(site for site in attempt.members if site != weakest)
 
     def _go_on(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
-        self._standing = ((), "")
-        self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
-        if not left:
-            return
+        attempt.left = left
         lost = sorted(set(attempt.members) - set(left))
+        slow = [site for site in lost if site in self.sites and self.sites[site].num_slow]
         told = f"without {names_of(lost)}" if lost else "as a connection broke"
-        if any(not self._is_lost(attempt, site, now) for site in lost):
-            told += f", as not all were through in {attempt.seconds:g} s"
+        if slow:
+            told += f", as not all were through in {attempt.seconds:g} s (averaging_timeout)"
         self._say(f"round {attempt.number + 1}: begins again {told}")
         following = self._begin(attempt.number, attempt.attempt + 1, left, attempt.seconds, now)
         following.num_breaks = attempt.num_breaks + 1 if left == attempt.members else 0
@@ -402,23 +507,66 @@ class Roster:
             if site in self.sites and self.sites[site].is_connected:
                 self._send(site, message)
 
+    # --- what people are told -----------------------------------------------------------------------------------
+
+    def told(self, now: float) -> dict[str, Any]:
+        """Where the run stands: `present`, `waits`, why somebody is `absent`, and pairs that are `broken`."""
+        absent = {}
+        for site, info in sorted(self.sites.items()):
+            if not info.is_connected:
+                absent[str(site)] = (
+                    "it has ended" if info.has_ended else f"it is lost since {now - info.lost:.0f} s"
+                )
+            elif site not in self._present and not info.has_ended:
+                since = "" if info.missed is None else f"since round {info.missed + 1}: "
+                absent[str(site)] = since + self._why_absent(info, self._present, now)
+        return {
+            "present": list(self._present),
+            "absent": absent,
+            "broken": self._pairs.broken,
+            "waits": [*self._open_waits(now)],
+        }
+
+    def _open_waits(self, now: float) -> Iterator[dict[str, Any]]:
+        """Who waits for whom in rounds, and since when."""
+        for meeting in self._rounds.values():
+            if not meeting.is_settled and meeting.come:
+                missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(meeting.come)
+                yield _wait(meeting.number, meeting.come, missing, now - meeting.opened, "for a round's end")
+        for attempt in self._attempts.values():
+            if attempt.left is None:
+                missing = set(attempt.members) - set(attempt.said)
+                yield _wait(attempt.number, attempt.said, missing, now - attempt.opened, "in an average")
+
     # --- states ------------------------------------------------------------------------------------------------
 
     def publish(self, site: int, number: int, now: float) -> None:
         """A site has the state of that number."""
         info = self.sites[site]
         info.newest, info.has_begun = number, True
-        self.newest = max(self.newest, number)
+        if number > self.newest:
+            self.newest = number
+            self._published = {number: now}
         self.look(now)
 
     def fetch(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
         """A site wants the newest state: `at_least` this number, `without` the help of these sites."""
-        self._downloads.ask(Wanted(site, question, int(asked["at_least"]), frozenset(asked["without"])))
+        without = [int(other) for other in asked["without"]]
+        self._downloads.ask(Wanted(site, question, int(asked["at_least"]), frozenset(without)))
+        if without and without[-1] in self.sites:  # that one has failed to give it
+            self._pairs.test([site, without[-1]], test_seconds(math.inf), now)
+        self.look(now)
+
+    def tested(self, site: int, lane: int, asked: Mapping[str, Any], now: float) -> None:
+        """A process of a site has found out whether it reaches another one: `group`, `peer`, `is_reached`."""
+        self._pairs.told(site, lane, str(asked["group"]), int(asked["peer"]), bool(asked["is_reached"]), now)
         self.look(now)
 
     def fetched(self, site: int, number: int, now: float) -> None:
         """A site has that state now."""
-        self.sites[site].fetched, self.sites[site].has_begun = number, True
+        info = self.sites[site]
+        info.fetched, info.has_begun = number, True
+        info.fetched_after = now - self._published.get(number, now)
         self._downloads.forget(site)
         self.look(now)
 
@@ -429,7 +577,8 @@ class Roster:
         for meeting in self._rounds.values():
             meeting.deadline += seconds
         for attempt in self._attempts.values():
-            attempt.deadline, attempt.broke = attempt.deadline + seconds, attempt.broke + seconds
+            attempt.deadline, attempt.failed = attempt.deadline + seconds, attempt.failed + seconds
+        self._pairs.was_away(seconds)
         self._leaving = {
             site: (question, until + seconds) for site, (question, until) in self._leaving.items()
         }
@@ -442,6 +591,7 @@ class Roster:
             self._look_at_attempt(attempt, now)
         for meeting in list(self._rounds.values()):
             self._look_at_round(meeting, now)
+        self._pairs.look(now)
         self._downloads.look(self.newest, now)
         for site, (question, until) in list(self._leaving.items()):
             is_late = now >= until and not self._downloads.are_from(site)
@@ -464,3 +614,15 @@ class Roster:
             return False
         session = self.sites[site].session
         return self._is_gone(site, now) or what.sessions.get(site, session) != session
+
+
+def _wait(
+    number: int, come: Collection[int], missing: Collection[int], seconds: float, where: str
+) -> dict[str, Any]:
+    return {
+        "round": number + 1,
+        "where": where,
+        "sites": sorted(come),
+        "for": sorted(missing),
+        "seconds": round(seconds, 1),
+    }

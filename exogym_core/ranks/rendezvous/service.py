@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from exogym_core.meeting_place import SERVICE
+from exogym_core.meeting_place import SERVICE, allow_many_files
 from exogym_core.names import visible
 from exogym_core.ranks.rendezvous.facts import differences, known_facts
 from exogym_core.ranks.rendezvous.roster import WAIT_SECONDS
@@ -72,7 +72,8 @@ class Meeting:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._runs: dict[str, SitesOfRun] = {}
-        self._num_greeted = 0
+        self._greeted: list[socket.socket] = []  # the oldest first
+        allow_many_files()
         try:
             family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server(address, family=family)
@@ -98,12 +99,9 @@ class Meeting:
                 run.close()
 
     def told(self) -> list[dict[str, Any]]:
-        """Each run that there was: `run`, `rounds` that were done, and `sites` with how far they got."""
+        """Each run that there was: `run`, `rounds` that were done, `sites` with how far they got, and who waits."""
         with self._lock:
-            return [
-                {"run": run.name, "rounds": max(run.roster.newest, 0), "sites": run.pulses(time.monotonic())}
-                for run in self._runs.values()
-            ]
+            return [run.told(time.monotonic()) for run in self._runs.values()]
 
     def serve(self) -> None:
         """Until Ctrl-C, or somebody ends it."""
@@ -114,13 +112,16 @@ class Meeting:
         while not self._ended.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # also where there are too many files
+                self._ended.wait(_SECONDS_BETWEEN_LOOKS)
+                continue
             with self._lock:
-                if self._num_greeted >= _MOST_GREETED:
-                    connection.close()
-                    continue
-                self._num_greeted += 1
+                self._greeted.append(connection)
+                if (
+                    len(self._greeted) > _MOST_GREETED
+                ):  # who knows the secret shows it sooner than strangers leave
+                    with contextlib.suppress(OSError):
+                        self._greeted.pop(0).shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
@@ -134,7 +135,8 @@ class Meeting:
             pass
         finally:
             with self._lock:
-                self._num_greeted -= 1
+                if connection in self._greeted:
+                    self._greeted.remove(connection)
         if channel is not None:
             self._listen(channel)
 
@@ -142,6 +144,9 @@ class Meeting:
         run, who = None, None
         try:
             hello = channel.receive(_SECONDS_TO_HELLO)
+            if hello.get("status"):
+                channel.send(runs=self.told())
+                return
             with self._lock:
                 if hello.get("finished"):
                     self._run_named(str(hello["run"]), None).finished(hello)

@@ -34,6 +34,13 @@ class SiteInfo:
         goes_further: whether its file is of another length than that of those who are through.
         newest: the number of the state that it has published.
         fetched: the number of the state that it downloaded last.
+        fetched_after: for how long others had that state then.
+        downloads_since: when the download began that is under way.
+        num_slow: averages that it was left out of since they took too long, and has not done one since.
+        slow_until: as long as nobody waits for its downloads, since two took too long.
+        missed: the first of the rounds without it, up to the last one; None: it took part.
+        told_missed: when people were told so.
+        lanes: its processes, by their places in it, and where each answers tests of others.
         pulse: step, round and place, as it told them.
         silent_lanes: its processes that have not been heard of for long, though their connections are there.
     """
@@ -49,6 +56,13 @@ class SiteInfo:
     goes_further: bool = False
     newest: int = START - 1
     fetched: int = START - 1
+    fetched_after: float = 0.0
+    downloads_since: float | None = None
+    num_slow: int = 0
+    slow_until: float = -math.inf
+    missed: int | None = None
+    told_missed: float = 0.0
+    lanes: dict[int, Any] = field(default_factory=lambda: {0: None})
     pulse: Mapping[str, Any] = field(default_factory=dict)
     silent_lanes: set[int] = field(default_factory=set)
 

@@ -76,6 +76,8 @@ class SitesOfRun:
             site = self._arrived(site, session, hello, now)
             self._compare(int(site), session, hello)
         who = (int(site), lane)
+        if who[0] in self.roster.sites:
+            self.roster.sites[who[0]].lanes[lane] = hello.get("tests_at")
         earlier = self.connections.pop(who, None)
         if earlier is not None:
             earlier.close()
@@ -159,6 +161,7 @@ class SitesOfRun:
             return
         del self.connections[who], self._heard[who]
         if who[1] and who[0] in self.roster.sites:
+            self.roster.sites[who[0]].lanes.pop(who[1], None)
             self.roster.hear(*who, False, now)
         self._watching.pop(who, None)
         self._notes.forget_asker(who)
@@ -215,6 +218,10 @@ class SitesOfRun:
             roster.publish(site, int(message["number"]), now)
         elif what == "fetched":
             roster.fetched(site, int(message["number"]), now)
+        elif what == "tests_at":
+            roster.sites[site].lanes[lane] = message["place"]
+        elif what == "tested":
+            roster.tested(site, lane, message, now)
         elif what == "done":
             roster.done(site, now)
         elif what == "end":
@@ -225,6 +232,20 @@ class SitesOfRun:
             self._say(f"site {site}: {visible(message['line'], 400)}")
         elif what in ("join", "confirm", "fetch"):
             getattr(roster, what)(site, int(message["id"]), message, now)
+
+    def told(self, now: float) -> dict[str, Any]:
+        """Where this run stands, for people."""
+        steps = next((str(facts["max_steps"]) for facts in self._facts.values() if "max_steps" in facts), "")
+        return {
+            "run": self.name,
+            "rounds": max(self.roster.newest, 0),
+            "num_sites": self.num_sites,
+            "steps": int(steps) if steps.isdecimal() else None,
+            "seconds": self.roster.elapsed(now),
+            "is_over": self.is_over,
+            "sites": self.pulses(now),
+            **self.roster.told(now),
+        }
 
     def pulses(self, now: float) -> dict[str, Any]:
         """What each site last told of itself."""

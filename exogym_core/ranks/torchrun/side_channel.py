@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
     from exogym_core.communicator.gloo.sealed_store import SealedStore
 
-__all__ = ["Pulse", "SideChannel"]
+__all__ = ["RUN_TEXT", "Pulse", "SideChannel"]
+
+RUN_TEXT = "posted run"
+"""The key of what rank 0 posts of the run as a whole."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_PULSES = 0.25
@@ -44,6 +47,9 @@ class Pulse(NamedTuple):
         round: the round of that step, where rows tell it.
         words: why it failed; empty while it has not.
         place: where in its code the rank is.
+        loss: of the last step.
+        first: the first step that this process has marked.
+        seconds: since then.
     """
 
     beat: int = 0
@@ -52,6 +58,9 @@ class Pulse(NamedTuple):
     round: int = 0
     words: str = ""
     place: str = ""
+    loss: float | None = None
+    first: int = 0
+    seconds: float = 0.0
 
 
 class SideChannel:
@@ -71,6 +80,7 @@ class SideChannel:
         self._rows: list[Mapping[str, Any]] = []
         self._pulse = Pulse(host=socket.gethostname())
         self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._begun = 0.0  # when this rank's first step came
         self._num_sent = 0
         self._num_taken = [0] * self._num_ranks
         self._seen: dict[
@@ -97,6 +107,11 @@ class SideChannel:
         with self._lock:
             self._rows.append(row)
             self._pulse = _at_row(self._pulse, row)
+            if "loss" in row:
+                self._begun = self._begun or time.monotonic()
+                first = self._pulse.first or row["step"]
+                seconds = round(time.monotonic() - self._begun, 1)
+                self._pulse = self._pulse._replace(loss=row["loss"], first=first, seconds=seconds)
 
     def post(self, name: str, text: str) -> None:
         """Have all ranks know a text by name, and no longer an earlier one; returns at once."""

@@ -293,6 +293,8 @@ def _number(value: Any, where: str) -> float | None:
 
 def _absences(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     rows = value if value is not None else []
+    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+        rows = _timed(rows)  # of a real transport
     if not isinstance(rows, list) or any(
         not isinstance(row, dict) or not _ABSENCE.issubset(row) for row in rows
     ):

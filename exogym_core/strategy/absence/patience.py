@@ -58,10 +58,6 @@ class Patience:
         if name not in _STRATEGIES:
             raise unknown_name("all_reduce_strategy", str(all_reduce_strategy), _STRATEGIES)
         waits = name == "wait_for_all"
-        if waits and matchmaking_time is not None:
-            raise InputError(
-                f"{where}: matchmaking_time goes with all_reduce_strategy='no_wait'; leave it out"
-            )
         if not waits and timeout_waiting_for_peers is not None:
             raise InputError(
                 f"{where}: timeout_waiting_for_peers goes with all_reduce_strategy='wait_for_all'; "
@@ -75,9 +71,10 @@ class Patience:
             else ("matchmaking_time", matchmaking_time, _MATCHMAKING)
         )
         averaging = _seconds(where, "averaging_timeout", averaging_timeout, _AVERAGING)
+        extra = _seconds(where, "matchmaking_time", matchmaking_time, 0.0) if waits else 0.0
         if not averaging:
             raise InputError(f"{where}: averaging_timeout={averaging_timeout!r} must be above 0")
-        return cls(_seconds(where, *waiting), averaging, _join_times(where, join_at))
+        return cls(_seconds(where, *waiting) + extra, averaging, _join_times(where, join_at))
 
     def check(self, where: str, comm: Communicator, ranks_per_worker: int) -> None:
         """Refuse what time-outs do not go together with."""
@@ -110,6 +107,8 @@ class Patience:
 class PatienceOptions(Options):
     """Whom a round does without, and when; by default nobody. Times are virtual, in seconds or as "60 s".
 
+    Who downloads the state of a round is waited for besides, and for its steps as much longer as it got it later.
+
     Args:
         averaging_timeout: how long averaging may take; then those who cannot be reached are left out, or where all
             can, those with the narrowest connection, and the others begin again. 60 s where another time-out is
@@ -117,7 +116,8 @@ class PatienceOptions(Options):
         all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" goes on without them.
         timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
             time-out is given, else for ever.
-        matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None.
+        matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None. "wait_for_all" gives
+            them so much longer.
         join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
     """
 

@@ -1,0 +1,114 @@
+"""`netgym status`: of a run's folder, a rendezvous and a group that torchrun has started."""
+
+from __future__ import annotations
+
+import datetime
+import hmac
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from exogym_core.app.cli import cli
+from exogym_core.communicator.elastic.link import SiteLink
+from exogym_core.communicator.gloo.sealed_store import SealedStore
+from exogym_core.ranks.rendezvous.service import Meeting
+from exogym_core.ranks.torchrun.side_channel import RUN_TEXT, Pulse
+from exogym_core.results.fit_result import FitResult
+from exogym_core.results.progress import PlainProgress
+from exogym_core.results.record import RunFolder
+from exogym_core.results.standing import Standing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "known to these tests, and to nobody else"
+
+
+def status(place: object, code: int = 0, *options: str) -> str:
+    done = CliRunner().invoke(cli, ["status", str(place), *options], env={"NETGYM_SECRET": SECRET})
+    assert (done.exit_code == 0) == (code == 0), done.output
+    return str(done.exception) if code else done.output
+
+
+def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "run")
+    folder.write_text("experiment.yaml", "name: run\n")
+    folder.write_summary([{"name": "AllReduce", "steps": 900, "final_loss": 0.5}])
+    quiet = PlainProgress(lambda line: None, lambda line: None)
+    with Standing(folder.path, quiet) as standing:
+        standing.begin("DiLoCo", 2, 3, 900)
+        row = {"kind": "step", "step": 700, "train_loss": 0.25, "virtual_seconds": 12.0, "num_peers": 3}
+        standing.event(row)
+        text, document = status(folder.path), json.loads(status(folder.path, 0, "--json"))
+        folder.release()
+        assert status(folder.path).splitlines()[0] == f"{folder.path}: stopped"
+        standing.end(FitResult())
+    assert "  DiLoCo (2 of 3): step 700 of 900, loss 0.2500, virtual time 12 s, 3 workers take part" in text
+    assert "  AllReduce: finished after step 900, final loss 0.5000" in text
+    assert (document["state"], document["now"]["step"]) == ("running", 700)
+    assert status(folder.path).splitlines()[0] == f"{folder.path}: finished"
+    assert sorted(path.name for path in folder.path.iterdir()) == ["experiment.yaml", "summary.json"]
+
+
+def test_a_rendezvous_tells_who_is_there_and_who_waits_for_whom() -> None:
+    with Meeting(2, ("127.0.0.1", 0), SECRET.encode()) as at:
+        place = f"{at.address[0]}:{at.address[1]}"
+        assert status(place) == f"rendezvous {place}: 0 runs\n"
+        link = SiteLink(at.address, SECRET.encode(), 1, run="r", facts={"max_steps": "900"})
+        link.mark(1, {"step": 699, "round": 7, "loss": 0.5})
+        link.mark(1, {"step": 700, "round": 7, "loss": 0.25})
+        link.ask("pulse", pulse=link.pulse)
+        about = {"number": 7, "seconds": 600.0, "averaging_seconds": 60.0, "weight": 1.0, "awaited": [0, 1]}
+        link.tell("join", id=0, **about)
+        link.ask("clock", elapsed=None)  # it has been heard
+        text, document = status(place), json.loads(status(place, 0, "--json"))
+        link.close()
+    assert "  site 1: there, " in text
+    assert ": step 700 of 900, loss 0.2500" in text
+    assert "  round 8: sites 1 wait for a round's end since 0 s for 0" in text
+    assert document["runs"][0]["waits"][0]["for"] == [0]
+
+
+def test_ranks_of_torchrun_tell_where_they_are() -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=10), wait_for_workers=False)
+    place = f"127.0.0.1:{store.port}"
+    assert "no run of netgym has begun" in failure(place)
+    counted = PrefixStore("netgym 0", store)
+    counted.add("runs of rank 0", 1)
+    run = PrefixStore("netgym 0 1", store)
+    sealed = SealedStore(run, SECRET.encode(), 0)
+    for rank in range(2):
+        sealed.set(f"number {rank}", bytes([rank]))
+    beside = SealedStore(PrefixStore("beside", run), hmac.digest(SECRET.encode(), b"\0\1", "sha256"), 0)
+    beside.set(RUN_TEXT, json.dumps({"strategy": "DiLoCo", "steps": 900}))
+    beside.set("pulse 0", json.dumps(Pulse(3, "near", 700, 7, "", "train.py:3", 0.25, 500, 100.0)))
+    beside.set("pulse 1", json.dumps(Pulse(3, "far", 690, 7, "OSError: no disk")))
+    assert status(place).splitlines() == [
+        f"torchrun {place}: 2 ranks, DiLoCo",
+        "  rank 0 on near: step 700 of 900, loss 0.2500, ETA 100 s, in train.py:3",
+        "  rank 1 on far: step 690 of 900, failed: OSError: no disk",
+    ]
+    sealed.set("number 1", b"of another secret")
+    assert "another secret" in failure(place)
+
+
+def failure(place: str) -> str:
+    return str(CliRunner().invoke(cli, ["status", place], env={"NETGYM_SECRET": SECRET}).exception)
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("nowhere", "status: 'nowhere' is no address: write HOST:PORT"),
+        ("127.0.0.1:1", "cannot be reached"),
+        (".", "no run is there: it has no experiment.yaml"),
+    ],
+)
+def test_where_nothing_is_a_line_says_so(
+    place: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert line in failure(place)
