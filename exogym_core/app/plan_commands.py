@@ -99,7 +99,7 @@ _WHERE = (
         "lost",
         metavar="SITE",
         multiple=True,
-        help="Plan without this site as well. May be repeated: each is left out by itself.",
+        help="Plan without this site as well. May be repeated: each is left out by itself, then all.",
     ),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write a page with plots."),
     *_WHERE,
@@ -126,7 +126,7 @@ def plan(
     rows: list[dict[str, Any]] = []
     known = Known()
     asked = [(point, request_of(experiment, point, known=known, **words)) for point in grid(sweeps)]
-    total = sum(len(request.experiment.strategies) * (1 + len(lost)) for _, request in asked)
+    total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in asked)
     is_cut = False
     with SignOfLife("planning", total, every_seconds=_SECONDS_A_LINE) as sign:
         try:
@@ -138,6 +138,8 @@ def plan(
             if not rows:
                 raise
             is_cut = True
+    if all("refused" in row for row in rows):
+        raise InputError(rows[0]["refused"])
     _tell_plans(rows, sweeps, as_json, out, is_cut=is_cut)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
@@ -150,37 +152,49 @@ def _said(point: Mapping[str, str]) -> str:
 
 
 def _tell_plans(
-    rows: list[dict[str, Any]], sweeps: Sequence[str], as_json: bool, out: Path | None, *, is_cut: bool
+    every: list[dict[str, Any]], sweeps: Sequence[str], as_json: bool, out: Path | None, *, is_cut: bool
 ) -> None:
     """What was found; `is_cut`: points of a sweep are missing, so lines through them are not told."""
     from exogym_core.planning.sweep import break_even, is_axis, sooner_throughout, step_ratio_lines
 
+    rows = [row for row in every if "refused" not in row]
+    refused = [row["refused"] for row in every if "refused" in row]
     if not sweeps:
-        return _tell(rows, rows, as_json, out)
+        return _tell(rows, every, refused, as_json, out)
     keys = [text.partition("=")[0].strip() for text in sweeps]
     axes = [key for key in keys if is_axis(rows, key) and not is_cut]
     told = {
-        "plans": rows,
+        "plans": every,
         "break_even": [line for key in axes for line in break_even(rows, key)],
         "sooner_throughout": [line for key in axes for line in sooner_throughout(rows, key)],
         "step_ratios": step_ratio_lines(rows),
     }
-    return _tell(rows, told, as_json, out)
+    return _tell(rows, told, refused, as_json, out)
 
 
 def _plans(
     request: Request, planned: Callable[..., Any], lost: Sequence[str], sign: SignOfLife, where: str
 ) -> Iterator[dict[str, Any]]:
-    """Each strategy where it is to run, then without each site that may be lost; `sign` hears which is next."""
+    """Each strategy where it is to run, then without sites that may be lost; `sign` hears which is next."""
+    from exogym_core.planning.measure import RefusedPlanError
+
     setting = request.setting()
     for label, strategy in request.strategies():
-        sign.now(f"planning {label}{where}")
-        yield {"name": label, **planned(strategy, setting, label).to_mapping(), "without": None}
-        for site in lost:
-            name = f"{label} without {site}"
+        for sites in _left_out(lost):
+            told = " and ".join(sites) or None
+            name = f"{label} without {told}" if told else label
             sign.now(f"planning {name}{where}")
-            left = planned(strategy, setting.without([site]), label).to_mapping()
-            yield {"name": name, **left, "without": site}
+            try:
+                made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
+            except RefusedPlanError as error:
+                yield {"name": name, "refused": str(error)}
+            else:
+                yield {"name": name, **made, "strategy": label, "without": told}
+
+
+def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
+    """Which sites are left out of each plan: none, each by itself, and all that were named."""
+    return [(), *((site,) for site in lost), *([lost] if len(lost) > 1 else [])]
 
 
 def _check_folder(out: Path) -> None:
@@ -198,7 +212,9 @@ def _check_folder(out: Path) -> None:
         raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
 
 
-def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | None) -> None:
+def _tell(
+    rows: list[dict[str, Any]], plain: Any, refused: Sequence[str], as_json: bool, out: Path | None
+) -> None:
     from exogym_core.app.plan_page import print_table, write_page
 
     if out is not None:
@@ -207,6 +223,8 @@ def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | Non
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
     else:
         print_table(rows, plain)
+        for reason in refused:
+            click.echo(f"not planned: {reason.removeprefix('plan: ')}")
     if out is not None:
         click.echo(str(out), err=as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,9 +164,17 @@ class Setting:
         """Of all workers in so many steps."""
         return period * self.num_ranks * self.batch_size * self.model.length
 
-    def num_rounds(self, period: int) -> float | None:
-        """That the budget of tokens has, of so many steps each; None without a budget."""
-        return None if self.tokens is None else self.tokens / self.tokens_a_round(period)
+    def num_rounds(self, period: int, missed: int = 0) -> int | None:
+        """Whole rounds that the budget of tokens takes; None without a budget.
+
+        Args:
+            period: steps of a round.
+            missed: rounds of one worker each that do not count.
+        """
+        if self.tokens is None:
+            return None
+        rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
+        return max(1, math.ceil(rounds - 1e-9))
 
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""

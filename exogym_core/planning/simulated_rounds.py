@@ -38,6 +38,7 @@ __all__ = ["SimulatedRounds"]
 
 
 _MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
+_MOST_LIVE_STEPS = 200_000  # of all ranks: some ten seconds
 
 
 class SimulatedRounds:
@@ -203,6 +204,11 @@ class SimulatedRounds:
     def calls_a_round(self) -> int:
         """Of all ranks in the last round; 0 where that is not known beforehand."""
         return self._recording.calls_at_the_end() if self._recording is not None else 0
+
+    @property
+    def most_live_rounds(self) -> int:
+        """How many rounds are worth it where every rank has to run."""
+        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
     def _live(
         self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None
