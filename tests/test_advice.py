@@ -58,7 +58,7 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     """Ranked by days; a front of days against money; leaving a site out is among the rows."""
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
-    words = "advise wan-4-regions --model llama-2m --sequence 64 --tokens 1B --workers 4 --json"
+    words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 4 --json"
     assert main(words.split()) == 0
     told = json.loads(capsys.readouterr().out)
     days = [row["days"] for row in told["ranked"]]
@@ -164,7 +164,7 @@ def test_steps_of_own_runs_are_applied_and_named(
     )
     assert main(["compare", str(experiment), "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
-    words = "advise wan-4-regions --model llama-2m --sequence 64 --tokens 1B --workers 2 --json --runs"
+    words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 2 --json --runs"
     assert main([*words.split(), str(tmp_path / "run")]) == 0
     told = json.loads(capsys.readouterr().out)
     ratios = {row["strategy"]: row["steps_ratio"]["mean"] for row in told["ranked"]}

@@ -70,7 +70,7 @@ def test_a_vocabulary_that_nobody_knows_is_told(tmp_path: Path, capsys: pytest.C
 
 def test_without_a_budget_there_are_no_days(capsys: pytest.CaptureFixture[str]) -> None:
     """Days and dollars are for a number of tokens: words without one have none, and nothing is said of a budget."""
-    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64"
+    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --sequence 64"
     (row,) = told(words + " --price 2", capsys)
     assert row["days"] is None
     assert row["cost"] is None
@@ -124,7 +124,7 @@ def test_stragglers_are_told_where_rounds_wait_for_them(
 def test_clipping_takes_no_time_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no values torch is not asked for their norm, which took most of the time of a plan."""
     monkeypatch.setattr(gradients, "clip_grad_norm_", None)
-    words = "plan --model mlp --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1M"
+    words = "plan --model mlp --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --tokens 1M"
     assert main([*words.split(), "--set", "strategies.DiLoCo.max_norm=1"]) == 0
 
 
@@ -169,7 +169,7 @@ def test_mistakes_of_the_command_are_one_line(
 
 def test_dollars_of_traffic_alone_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a price of hours, the table says what its dollars are for, and what to give."""
-    words = "plan --model llama-2m --strategy DiLoCo --topology aws-12-regions-single-stream --workers 4 --sequence 64"
+    words = "plan --model llama-2m --strategy DiLoCo --topology aws-12-regions-single-stream --device a100 --workers 4 --sequence 64"
     words += " --tokens 20b"
     assert main(words.split()) == 0
     table = capsys.readouterr().out

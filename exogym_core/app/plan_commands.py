@@ -42,7 +42,7 @@ def _by_site(number: Callable[[str], Any]) -> Callable[..., Any]:
 
 
 _WHERE = (
-    click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own, else a100]."),
+    click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own]."),
     click.option("--utilisation", type=float, help="Share of the device's peak that is reached [0.4]."),
     click.option(
         "--devices-per-worker",

@@ -25,6 +25,7 @@ from exogym_core.planning.weather import (
 from exogym_core.training.servers import with_servers
 from netsim.files.errors import InputError
 from netsim.files.units import format_seconds
+from netsim.topology.weather import Weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ class Measured:
         rounds: those that were simulated.
         rounds_of: another number of them.
         figures: what was simulated.
-        first_round_seconds: what its first round took.
+        are_peers_new: ranks meet others in other rounds.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting, label: str | None = None) -> None:
@@ -102,7 +103,7 @@ class Measured:
                 f"what {num_ranks:,} ranks send each other at once is reckoned from the busiest link",
             )
         self.figures = figures
-        self.first_round_seconds = figures.round_seconds[0]
+        self.are_peers_new = found.are_peers_new
         if strategy.is_synchronous:
             pace = pace_together(
                 figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever()
@@ -158,22 +159,29 @@ class Measured:
             whole=whole,
         )
 
-    def first_round_on(self, setting: Setting) -> float:
-        """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
-        return self._simulated(setting, 1).round_seconds[0]
+    def later_round(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
+        """Seconds of a round that is not the first, in a setting that differs in the network or in computing alone.
 
-    def first_round_computing(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
-        """Seconds of the first round where workers compute as in another setting.
+        Collectives go by the algorithms that were chosen on the own network; what is set to change on it does not.
 
         Args:
-            setting: differs in devices, batches or chance alone.
-            factors: on each worker's seconds; None: 1.
+            setting: with the same workers.
+            factors: on each worker's seconds of computing; None: those of the own setting.
         """
-        durations = setting.durations()
-        factors = factors if factors is not None else [1.0] * len(durations)
-        seconds = [_times(each.seconds, factor) for each, factor in zip(durations, factors, strict=True)]
-        rounds = self.rounds.computing([*seconds, *[_no_time] * self.strategy.num_servers])
-        return self._simulated(setting, 1, rounds).round_seconds[0]
+        if not setting.differs_for_ever():
+            setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
+        rounds = self.rounds
+        if factors is not None:
+            durations = zip(setting.durations(), factors, strict=True)
+            seconds = [_times(each.seconds, factor) for each, factor in durations]
+            rounds = rounds.computing([*seconds, *[_no_time] * self.strategy.num_servers])
+        if not self.strategy.is_synchronous:
+            return pace_apart(self._simulated(setting, rounds=rounds)).seconds
+        # Where rounds differ from each other the mean is over as many as were simulated, but for very many.
+        is_alike = not (setting.differs_for_ever() or self.setting.differs_for_ever() or self.are_peers_new)
+        number = 2 if is_alike else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
+        ends = self._simulated(setting, number, rounds).round_seconds
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
 
 
 def _times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:

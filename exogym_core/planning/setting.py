@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.cost.compute import StepDurations
-from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
+from exogym_core.cost.devices import find_device
 from exogym_core.planning.known import Known
 from exogym_core.planning.weather import differs_for_ever
 from netsim.files.errors import InputError, unknown_name
@@ -182,8 +182,8 @@ class Setting:
             return None  # a time was given, and no device
         found = []
         for host in sorted(set(self.topology.place(self.num_ranks, self.placement))):
-            device = self.compute.device or self.topology.hosts[host].device or DEFAULT_DEVICE
-            memory = find_device(device).memory_bytes
+            device = self.compute.device or self.topology.hosts[host].device
+            memory = find_device(device).memory_bytes if device is not None else None
             if memory is not None:
                 found.append(memory * self._of_site("devices per worker", self.devices_per_worker, host))
         return min(found, default=None)

@@ -80,7 +80,7 @@ class SimulatedRounds:
         assert rhythm.period is not None
         self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
         self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
-        self._asks = rhythm.asks
+        self._rhythm, self._asks = rhythm, rhythm.asks
         self._seconds, self._collectives, self._coding = seconds, collectives, coding
         self._leaves_out = leaves_out and rhythm.repeats and self._period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
@@ -163,6 +163,8 @@ class SimulatedRounds:
         """The same rounds of ranks that compute as fast as `seconds` says, by step, one function a rank."""
         other = copy.copy(self)
         other._seconds = seconds
+        if self._recording is not None and self._recording.kinds is None:  # of ranks that each ran at their own speed
+            other._recording = other._record(self._rhythm)
         return other
 
     def on(
