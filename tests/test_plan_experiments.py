@@ -114,7 +114,7 @@ def test_stragglers_are_told_where_rounds_wait_for_them(
     """Alike devices that are slow by chance hold each other up."""
     path = tmp_path / "stragglers.yaml"
     path.write_text(UNLIKE.replace("a100", "h100"))
-    chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.1, slowdown: 4}}"
+    chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.2, slowdown: 20}}"
     assert main(["plan", str(path), "--set", chance, "--set", "strategies.DiLoCo.H=5", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["limit"]["by"] == "stragglers"
@@ -194,7 +194,7 @@ def test_an_interrupted_plan_keeps_what_it_has(
 
     monkeypatch.setattr(plan_module, "plan", cut)
     words = (
-        "plan --model llama-2m --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4"
+        "plan --model llama-2m --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 --device a100"
     )
     words += " --sequence 64 --sweep wan.bandwidth=1Gbit/s,10Gbit/s,100Gbit/s --json"
     assert main(words.split()) == 130

@@ -464,6 +464,7 @@ def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> No
         "model": {"name": "gpt", "preset": "byte", "num_layers": 1, "width": 16, "num_heads": 2},
         "workers": {"count": 2},
         "topology": "wan-4-regions",
+        "compute": "1 s",
         "steps": 2,
         "strategies": ["AllReduce"],
     }

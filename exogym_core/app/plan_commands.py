@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.app.by_site import by_site, devices, dollars
-from netsim.files.errors import InputError
+from exogym_core.app.by_site import by_site, devices, dollars, share
+from netsim.files.errors import InputError, unknown_name
 from netsim.files.units import format_seconds, parse_seconds
 from netsim.tools.sign_of_life import SignOfLife
 
@@ -41,9 +41,24 @@ def _by_site(number: Callable[[str], Any]) -> Callable[..., Any]:
     return read
 
 
+def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    from exogym_core.planning.memory import MEMORY_CHOICES
+
+    choices = tuple(word.strip() for word in text.split(",") if word.strip())
+    for choice in choices:
+        if choice not in MEMORY_CHOICES:
+            raise unknown_name("choice of --memory", choice, MEMORY_CHOICES)
+    return choices
+
+
 _WHERE = (
     click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own]."),
-    click.option("--utilisation", type=float, help="Share of the device's peak that is reached [0.4]."),
+    click.option(
+        "--utilisation",
+        metavar="SHARE|SITE=SHARE,...",
+        callback=_by_site(share),
+        help="Share of the device's peak that computing reaches [0.4]; by host or region where they differ.",
+    ),
     click.option(
         "--devices-per-worker",
         metavar="N|SITE=N,...",
@@ -51,6 +66,20 @@ _WHERE = (
         show_default=True,
         callback=_by_site(devices),
         help="That act as one; by host or region where they differ.",
+    ),
+    click.option(
+        "--memory",
+        metavar="bf16|8bit|offload|checkpointing,...",
+        default="",
+        callback=_memory,
+        help="How workers keep less in memory.",
+    ),
+    click.option(
+        "--micro-batch",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="Sequences that a device computes at once, for its activations' memory.",
     ),
     click.option(
         "--batch-by-speed",
@@ -296,20 +325,37 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     """Search strategies, rounds, codecs, streams, sites and the ring's order for the soonest way to a budget."""
     from exogym_core.app.planned import request_of
     from exogym_core.app.step_ratios import step_ratios
-    from exogym_core.planning.advise import advise as advised
+    from exogym_core.planning.advise import Advice
 
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
     ratios = step_ratios(runs) if runs is not None else None
-    with SignOfLife(
-        "planning strategies and settings, then searching from the best", every_seconds=_SECONDS_A_LINE
-    ):
-        told = advised(setting, ratios)
+    is_cut = False
+    with SignOfLife("planning", every_seconds=_SECONDS_A_LINE) as sign:
+        advice = Advice(setting, ratios, lambda made, about, name: sign.now(f"plan {made + 1} of about {about}: {name}"))
+        try:
+            advice.search()
+        except KeyboardInterrupt:
+            if not advice.rows:
+                raise
+            is_cut = True
+    _tell_advice(advice.result(), as_json)
+    if is_cut:
+        click.echo(f"interrupted: the best of {len(advice.rows)} plans so far", err=True)
+        raise KeyboardInterrupt
+
+
+def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
-    names = [_advice_name(row) for row in told["ranked"]]
-    for place, (name, row) in enumerate(zip(names, told["ranked"], strict=True), 1):
+    shown = _without_variants(told["ranked"])
+    names = [_advice_name(row) for row in shown]
+    for name, row in zip(names, shown, strict=True):
         mark = "*" if row["pareto"] else " "
-        click.echo(f"{place:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
+        click.echo(f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
+    if others := len(told["ranked"]) - len(shown):
+        click.echo(f"{others} more rows differ from these in {_searched_names()} alone, and are later; --json has them")
+    if told["dominated"]:
+        click.echo(f"{len(told['dominated'])} more rows are later and dearer than one of these; --json has them")
     ring = told["ring"]
     click.echo(
         f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
@@ -320,10 +366,28 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     )
     for line in told["explained"]:
         click.echo(line)
-    click.echo("*: nothing else is both sooner and cheaper. Not known:")
+    click.echo("*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:")
     for line in told["unknown"]:
         click.echo(f"  {line}")
     return None
+
+
+def _without_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows that differ in options that were searched alone the first."""
+    from exogym_core.planning.advise import SEARCHED
+
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        names = SEARCHED.get(row["strategy"], ())
+        fixed = {key: value for key, value in row["options"].items() if key not in names}
+        found.setdefault(repr((row["strategy"], fixed, row["groups"], row["left_out"])), row)
+    return list(found.values())
+
+
+def _searched_names() -> str:
+    from exogym_core.planning.advise import SEARCHED
+
+    return ", ".join(dict.fromkeys([*(name for names in SEARCHED.values() for name in names), "streams"]))
 
 
 def _advice_name(row: dict[str, Any]) -> str:
@@ -338,9 +402,30 @@ def _advice_name(row: dict[str, Any]) -> str:
 
 
 def _advice_figures(row: dict[str, Any]) -> str:
-    money = f"{row['worker_hours']:>12,.{0 if row['worker_hours'] >= 10 else 2}f} worker hours"
+    ratio = row["steps_ratio"]
+    high = None if ratio["high"] is None else ratio["high"] / ratio["mean"]
+    low = ratio["low"] / ratio["mean"]
+    money = f"{_band(row['worker_hours'], low, high)} worker hours"
     if row["cost"] is not None:
-        money = f"{row['cost']:>12,.{0 if row['cost'] >= 10 else 2}f} dollars"
-        money += " (traffic alone)" if row["cost_by"].get("workers") is None else ""
-    days = f"{row['days']:,.1f} days" if row["days"] >= 1 else format_seconds(row["days"] * 86_400)
-    return f"{days:>14}  {row['compute_utilisation']:>6.1%} computing  {money}"
+        money = f"{_band(row['cost'], low, high)} dollars"
+        if row["cost_by"].get("workers") is None:
+            money += " (traffic alone)"
+        elif row["cost_by"].get("egress"):
+            money += f" ({_band(row['cost_by']['egress'], low, high)} of it for traffic)"
+    return f"{_days(row):>22}  {row['compute_utilisation']:>6.1%} computing  {money:>18}"
+
+
+def _days(row: dict[str, Any]) -> str:
+    """A band of days, of short ones in hours and less."""
+    low, high = row["days_low"], row["days_high"]
+    if row["days"] >= 1:
+        first, last = f"{low:,.1f}", "?" if high is None else f"{high:,.1f}"
+        return f"{first} days" if first == last else f"{first} to {last} days"
+    first, last = format_seconds(low * 86_400), "?" if high is None else format_seconds(high * 86_400)
+    return first if first == last else f"{first} to {last}"
+
+
+def _band(amount: float, low: float, high: float | None) -> str:
+    places = 0 if amount >= 10 else 2
+    first, last = f"{amount * low:,.{places}f}", "?" if high is None else f"{amount * high:,.{places}f}"
+    return first if first == last else f"{first} to {last}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from netsim.files.units import parse_bits_per_second
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from exogym_core.app.settings import Settings
     from exogym_core.strategy.base import Strategy
@@ -69,6 +70,8 @@ class Request:
         dollars_per_hour: of one worker, or by its site.
         wan_bandwidth: on every link between sites, as text; None: the topology's.
         devices_per_worker: devices that compute a worker's batch together, without loss, or by its site.
+        utilisation: of devices by site; None: compute's.
+        memory, micro_batch: see `Setting`.
         batch_by_speed: workers' batches go by their devices' speed.
         known: what other requests have found out.
         remarks: what is to be known of the model.
@@ -81,6 +84,9 @@ class Request:
     dollars_per_hour: float | Mapping[str, float] | None = None
     wan_bandwidth: str | None = None
     devices_per_worker: int | Mapping[str, int] = 1
+    utilisation: Mapping[str, float] | None = None
+    memory: tuple[str, ...] = ()
+    micro_batch: int = 1
     batch_by_speed: bool = False
     known: Known = field(default_factory=Known)
     remarks: tuple[str, ...] = ()
@@ -172,6 +178,9 @@ class Request:
             self.batch_by_speed,
             Crashes.of(_checked("failures", settings)),
             _checked("until", settings),
+            self.utilisation,
+            self.memory,
+            self.micro_batch,
             remarks=self.remarks,
             known=self.known,
         )
@@ -229,7 +238,9 @@ def request_of(
     tokens: str | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
-    utilisation: float | None = None,
+    utilisation: float | Mapping[str, float] | None = None,
+    memory: tuple[str, ...] = (),
+    micro_batch: int = 1,
     devices_per_worker: int | Mapping[str, int] = 1,
     batch_size: int | None = None,
     sequence: int | None = None,
@@ -262,8 +273,9 @@ def request_of(
         workers=workers and {"count": workers},
         batch_size=batch_size,
     )
+    sites = utilisation if isinstance(utilisation, Mapping) else None
     if device is not None or utilisation is not None or (path is None and "compute" not in data):
-        flops = {"device": device, "utilisation": utilisation}
+        flops = {"device": device, "utilisation": None if sites is not None else utilisation}
         given = {key: value for key, value in flops.items() if value is not None}
         data["compute"] = {"flops": given}
     experiment = Experiment.from_document(settled, folder=folder, default_name=name)
@@ -278,6 +290,9 @@ def request_of(
         dollars_per_hour=price,
         wan_bandwidth=bandwidth,
         devices_per_worker=devices_per_worker,
+        utilisation=sites,
+        memory=memory,
+        micro_batch=micro_batch,
         batch_by_speed=batch_by_speed,
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from exogym_core.communicator.simulated.simulation import reckons_crowd
 from exogym_core.planning.failures import with_failures
+from exogym_core.planning.memory import MEMORY_CHOICES
 from exogym_core.planning.needs import SECONDS_A_DAY, Plan
 from exogym_core.planning.pace import Pace, pace_apart, pace_together
 from exogym_core.planning.rank import draws_bytes
@@ -245,6 +246,7 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
     if rounds is not None and days is not None:  # cold connections, weather and all
         worked = rounds * tokens_a_round - missed * setting.tokens_a_round(period) / setting.num_ranks
         per_second = worked / (days * SECONDS_A_DAY) if days else per_second
+    memory = setting.memory_of(figures.memory)
     from_servers = figures.server_wan_bytes / num_rounds
     return Plan(
         strategy=name,
@@ -260,10 +262,12 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         bytes_per_worker=max(_a_round(figures.bytes_sent, pace.span)),
         payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
         wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
-        memory_per_worker=figures.memory["total"],
-        memory=figures.memory,
+        memory_per_worker=memory["total"],
+        memory=memory,
+        memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
+        mfu=setting.mfu(pace.seconds / period),
         memory_available=available,
-        fits=None if available is None else figures.memory["total"] <= available,
+        fits=None if available is None else memory["total"] <= available,
         steady=pace.steady,
         tokens=worked,
         rounds=rounds,

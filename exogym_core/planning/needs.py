@@ -32,8 +32,10 @@ class Plan:
         bytes_per_worker: payload that leaves a worker a round, the largest worker's.
         payload_bytes: the encoded message of a round, once.
         wan_bytes: payload between regions a round, over all workers.
-        memory_per_worker: bytes of weights, gradients, optimizers' and outer states.
+        memory_per_worker: bytes of weights, gradients, optimizers' and outer states, and activations.
         memory: the same by purpose.
+        memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
+        mfu: share of the devices' peak that the model's operations are, waiting included, by site.
         memory_available: what the worker with least has on its devices; None: not known.
         fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
         steady: whether rounds were seen to repeat; else means over what was simulated.
@@ -45,7 +47,7 @@ class Plan:
         staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
             comes, in the mean; None without such a server.
         failures: what crashes take: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
-            and `times_as_long`, by which `tokens_per_second`, `days` and `cost` are others; None where none are
+            (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost` are others; None where none are
             expected.
         limit: what holds it up, and the cheapest remedy.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
@@ -71,6 +73,8 @@ class Plan:
     memory_available: float | None
     fits: bool | None
     steady: bool
+    memory_with: dict[str, int] = field(default_factory=dict)
+    mfu: dict[str, float] = field(default_factory=dict)
     tokens: float | None = None
     rounds: int | None = None
     steps: int | None = None

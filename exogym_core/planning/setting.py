@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exogym_core.cost.compute import StepDurations
 from exogym_core.cost.devices import find_device
 from exogym_core.planning.known import Known
+from exogym_core.planning.memory import memory_in_use
 from exogym_core.planning.weather import differs_for_ever
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
@@ -63,6 +64,9 @@ class Setting:
         batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
         failures: how often workers' hosts crash; None: never.
         until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
+        utilisation: share of the devices' peak by host or region; None: compute's.
+        memory: how workers keep less in memory, of `MEMORY_CHOICES`.
+        micro_batch: sequences that a device computes at once: their activations are in memory.
         remarks: what is to be known of what is planned.
         known: what other plans have found out, and this one need not.
     """
@@ -83,6 +87,9 @@ class Setting:
     batch_by_speed: bool = False
     failures: Crashes | None = None
     until: float | None = None
+    utilisation: Mapping[str, float] | None = None
+    memory: tuple[str, ...] = ()
+    micro_batch: int = 1
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
 
@@ -103,7 +110,35 @@ class Setting:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
         flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
-        return self.compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+        compute = self.compute
+        if self.utilisation is not None:
+            compute = replace(compute, utilisation=self._of_site("utilisation", self.utilisation, host))
+        return compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+
+    def mfu(self, seconds_per_step: float) -> dict[str, float]:
+        """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
+        if self.compute.kind != "flops" or not seconds_per_step:
+            return {}
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        found: dict[str, list[float]] = {}
+        for host, batch in zip(hosts, self.batches(), strict=True):
+            # Computing alone reaches the utilisation; waiting takes its share away.
+            reached = self.compute.utilisation
+            if self.utilisation is not None:
+                reached = self._of_site("utilisation", self.utilisation, host)
+            share = self._step_seconds(host, batch) / seconds_per_step * reached
+            found.setdefault(self.topology.region_of(host), []).append(share)
+        return {site: sum(shares) / len(shares) for site, shares in found.items()}
+
+    def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
+        """What a worker's states and activations take on its devices; by other `choices` than the own if given."""
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        number = max(self._of_site("devices per worker", self.devices_per_worker, host) for host in hosts)
+        at_once = min(number * self.micro_batch, max(self.batches()))
+        kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
+        if self.half:
+            kept, few = kept // 2, few // 2
+        return memory_in_use(states, kept, few, self.memory if choices is None else choices)
 
     def batches(self) -> list[int]:
         """Sequences of each worker in a step: whole ones, at least one, as many in all as if all had the same.
