@@ -190,7 +190,9 @@ def test_data_parallel_is_planned_at_its_best() -> None:
     """Its buckets are searched as others' fragments are: no smaller or larger ones are sooner."""
     network = {
         "regions": {name: {"hosts": 1, "nic": "10 Gbit/s", "latency": "10 us"} for name in "abc"},
-        "wan": [{"between": list(pair), "bandwidth": "1 Gbit/s", "rtt": "100 ms"} for pair in ("ab", "bc", "ca")],
+        "wan": [
+            {"between": list(pair), "bandwidth": "1 Gbit/s", "rtt": "100 ms"} for pair in ("ab", "bc", "ca")
+        ],
     }
     model = planned_model("llama-2m", 64, num_layers=1, width=512, mlp_width=2048, vocab_size=32_000)
     where = Setting(model, Topology.from_mapping(network), Compute.parse("1 s"), 3, 8, 1e8)

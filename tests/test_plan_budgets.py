@@ -11,8 +11,10 @@ from test_planning import NETWORK, setting
 
 from exogym_core.app.cli import main
 from exogym_core.planning.measure import Measured, RefusedPlanError, measure
+from exogym_core.planning.models import planned_model
 from exogym_core.planning.rhythm import rhythm
 from exogym_core.planning.rounds import period_of
+from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import build_strategy
 from exogym_core.strategy.parts.selectors import RandomIndexSelector
 from netsim.files.errors import InputError
@@ -112,7 +114,9 @@ def test_a_schedule_beyond_what_is_simulated_is_refused(options: dict[str, Any])
     """Crashes every night, in rounds of half a second: no figure is better than one without them."""
     nightly = stormy([f"{24 * day} h" for day in range(1, 11)], "8 h")
     month = replace(setting(), topology=nightly, tokens=1e9)
-    with pytest.raises(RefusedPlanError, match=r"changes of the network come after the .* --set failures.mtbf"):
+    with pytest.raises(
+        RefusedPlanError, match=r"changes of the network come after the .* --set failures.mtbf"
+    ):
         measure(build_strategy("DiLoCo", **options), month)
     assert measure(build_strategy("DiLoCo", **options), replace(month, tokens=1e5)).days is not None
 
@@ -125,7 +129,9 @@ def test_a_refused_row_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp
         "wan: [{between: [a, b], bandwidth: 1 Gbit/s, rtt: 1 ms}]\n"
         "events: [{at: 10 h, host: b.0, crash: true, for: 8 h}]\n"
     )
-    words = f"plan --model llama-2m --sequence 64 --topology {network} --tokens 300M --set compute=10s --json "
+    words = (
+        f"plan --model llama-2m --sequence 64 --topology {network} --tokens 300M --set compute=10s --json "
+    )
     words += "--strategy AllReduce --strategy DiLoCo --set strategies.DiLoCo.H=1000"
     assert main(words.split()) == 0
     refused, planned = json.loads(capsys.readouterr().out)
@@ -157,3 +163,74 @@ def test_a_warm_up_that_grows_with_the_run_is_not_passed_over() -> None:
     assert given.days is not None
     for name in ("StreamingDiLoCo", "AsyncSPARTA", "DelayedDiLoCo", "EagerDiLoCo"):
         assert not rhythm(build_strategy(name), 2).begins_longer
+
+
+def test_what_a_step_takes_is_what_the_devices_reach(capsys: pytest.CaptureFixture[str]) -> None:
+    """MFU times the peak times the seconds of a step are the model's operations, at each site by its own share."""
+    words = "plan --model llama-2m --sequence 64 --strategy AllReduce --topology wan-4-regions --workers 4 --tokens 1B"
+    words += " --device h100 --utilisation asia=0.2,eu=0.4,us-east=0.4,us-west=0.4 --json"
+    assert main(words.split()) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    flops = planned_model("llama-2m", 64).sequence_flops * 256
+    assert set(row["mfu"]) == {"asia", "eu", "us-east", "us-west"}
+    for share in row["mfu"].values():  # in every step each site computes the same
+        assert share * 989.5e12 * row["seconds_per_step"] == pytest.approx(flops)
+    slowest = flops / (989.5e12 * 0.2)
+    assert row["seconds_per_step"] >= slowest
+    assert (row["global_batch"], row["tokens_per_step"]) == (1024, 1024 * 64)
+    assert row["steps"] == row["rounds"] == -(-1_000_000_000 // (1024 * 64))
+
+
+def test_memory_is_the_sum_of_its_parts() -> None:
+    """In bytes a parameter: half of them in bf16, optimizer states in one byte a number, or elsewhere."""
+    where = replace(setting(), model=planned_model("llama-2m", 64), half=True)
+    plain = measure(build_strategy("DiLoCo", H=2), where)
+    parts = {name: size for name, size in plain.memory.items() if name != "total"}
+    assert plain.memory_per_worker == plain.memory["total"] == sum(parts.values())
+    assert plain.memory["activations"] == where.model.activation_bytes // 2
+    saved = {
+        "bf16": (parts["weights"] + parts["gradients"] + parts["optimizer"]) // 2,
+        "8bit": parts["optimizer"] * 3 // 4,
+        "offload": parts["optimizer"] + parts["outer"],
+        "checkpointing": (where.model.activation_bytes - where.model.checkpointed_bytes) // 2,
+    }
+    for name, less in saved.items():
+        assert plain.memory_with[name] == pytest.approx(plain.memory_per_worker - less, abs=4), name
+        chosen = measure(build_strategy("DiLoCo", H=2), replace(where, memory=(name,)))
+        assert chosen.memory_per_worker == plain.memory_with[name]
+    two = measure(build_strategy("DiLoCo", H=2), replace(where, micro_batch=2))
+    assert two.memory["activations"] == pytest.approx(2 * plain.memory["activations"], abs=1)
+
+
+def test_activations_of_a_layer_are_those_of_the_books() -> None:
+    """About 34 bytes a token and width in half precision (Korthikanti et al. 2022) for gelu; scores are not kept."""
+    one, two = (planned_model("gpt-base", 256, num_layers=layers).activation_bytes for layers in (1, 2))
+    assert 15 < (two - one) / 2 / (256 * 768) < 45
+
+
+def test_a_page_can_be_sent(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names model, network and price, says each remark once, needs no other file and fits a narrow screen."""
+    words = "plan --model llama-150m --sequence 64 --topology wan-4-regions --workers 4 --tokens 1B"
+    words += " --device h100 --price 3 --strategy DiLoCo --sweep strategies.DiLoCo.H=100,200,300 --out"
+    assert main([*words.split(), str(tmp_path / "page")]) == 0
+    printed = capsys.readouterr().out
+    page = (tmp_path / "page" / "plan.html").read_text(encoding="utf-8")
+    assert "<title>llama-150m on wan-4-regions: 4 workers</title>" in page
+    for told in (page, printed):
+        assert "a worker&#x27;s hour: 3 dollars" in told or "a worker's hour: 3 dollars" in told
+        assert "1,024 sequences (256 a worker) of 64, 65,536 tokens" in told
+        assert "215M parameters" in told
+    items = page.split("<li>")[1:]
+    texts = [text for item in items if (text := item.partition(":")[2])]
+    assert len(texts) == len(set(texts))
+    assert "src='data:image/png;base64," in page
+    assert "name='viewport'" in page
+    assert "@media(max-width:60em)" in page
+    assert page.count("data-of='strategy'") == 3
+
+
+def test_restarts_are_counted() -> None:
+    """Crashes a day times days."""
+    made = measure(build_strategy("DiLoCo", H=5), setting(failures=Crashes(4000.0, 3.0)))
+    assert made.failures is not None
+    assert made.failures["restarts"] == pytest.approx(made.failures["crashes_per_day"] * (made.days or 0))

@@ -362,7 +362,9 @@ def _homes(*up: int) -> Topology:
 @pytest.mark.parametrize("name", ["AllReduce", "NoLoCo", "AsyncDiLoCo"])
 def test_the_limit_is_what_shortens_a_round_most_when_doubled(name: str) -> None:
     """Each of two things is doubled by hand: what a plan says it saves is what a plan of it takes less."""
-    homes = replace(setting("1 s"), topology=_homes(3, 3, 20, 20), model=planned_model("llama-2m", 64), tokens=1e8)
+    homes = replace(
+        setting("1 s"), topology=_homes(3, 3, 20, 20), model=planned_model("llama-2m", 64), tokens=1e8
+    )
     strategy = build_strategy(name, **({} if name == "AllReduce" else {"H": 2}))
     before = plan(strategy, homes)
     saved = {each["by"]: each["saves_seconds_per_round"] for each in before.limit["tried"]}
@@ -381,7 +383,9 @@ def test_the_limit_does_not_flicker_over_streams() -> None:
     found = []
     for streams in (1, 4, 16, 64, 256):
         wide = setting("1 ms", protocol={"preset": "linux-tcp", "streams": streams})
-        distant = replace(wide, model=planned_model("llama-2m", 64), topology=Topology.load("wan-4-regions"), tokens=1e9)
+        distant = replace(
+            wide, model=planned_model("llama-2m", 64), topology=Topology.load("wan-4-regions"), tokens=1e9
+        )
         by = plan(build_strategy("DiLoCo", H=2), distant).limit["by"]
         if not found or found[-1] != by:
             found.append(by)
@@ -427,7 +431,7 @@ def test_break_even_lies_between_the_points() -> None:
 
 def test_the_command_prints_an_object_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     """`netgym plan --json` has the promised keys; it needs no data."""
-    words = "plan --model llama-2m --strategy DiLoCo --strategy DeMo --topology wan-4-regions --device a100 --workers 4 "
+    words = "plan --model llama-2m --strategy DiLoCo --strategy DeMo --topology wan-4-regions --workers 4 "
     words += "--device h100 --utilisation 0.4 --tokens 1B --price 2 --sequence 64 --json "
     assert main([*words.split(), "--set", "strategies.DiLoCo.H=4"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -452,7 +456,9 @@ def test_mistakes_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
     """What is missing and what does not exist."""
     assert main(["plan", "--model", "llama-7b"]) == 2
     assert "add --strategy, --topology" in capsys.readouterr().err
-    assert main(["plan", "--model", "x", "--strategy", "DiLoCo", "--topology", "lan", "--device", "a100"]) == 2
+    assert (
+        main(["plan", "--model", "x", "--strategy", "DiLoCo", "--topology", "lan", "--device", "a100"]) == 2
+    )
     assert "model to plan" in capsys.readouterr().err
 
 
@@ -478,8 +484,9 @@ def test_a_flag_names_a_protocol_and_a_sweep_sets_what_is_inside(
 ) -> None:
     """Eight streams are faster than one, also where `--protocol` or the file names the protocol in one word."""
     words = (
-        "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --sequence 64 --json "
+        "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64 --json "
     )
+    words += "--device a100 "
     sweep = ["--sweep", "protocol.streams=1,8", "--set", "strategies.DiLoCo.H=4"]
     assert main([*words.split(), *flags.split(), *sweep]) == 0
     one, eight = json.loads(capsys.readouterr().out)["plans"]

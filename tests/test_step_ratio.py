@@ -111,7 +111,7 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
     own = advise(_setting(), {"DiLoCo": Ratio(1.1, 1.0, 1.2, "runs/mine")})
     ratios = {row["steps_ratio"]["mean"] for row in [*own["ranked"], *own["dominated"]]}
     assert ratios == {1.0, 1.1}
-    assert any("1.00 to 1.20 times data-parallel's steps by runs/mine" in line for line in own["unknown"])
+    assert any("1.00 to 1.20 times data-parallel's steps (runs/mine)" in line for line in own["unknown"])
 
 
 def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -> None:
@@ -144,7 +144,9 @@ def test_the_benchmarks_page_says_the_same() -> None:
     """The ranges' ends are the table of docs/benchmark.md."""
     page = (Path(__file__).parents[1] / "docs" / "benchmark.md").read_text(encoding="utf-8")
     table = page.partition("| strategy | digits: rate |")[2].partition("\n\n")[0]
-    rows = {cells[0].strip(): cells for cells in (line.strip("| ").split("|") for line in table.splitlines()[2:])}
+    rows = {
+        cells[0].strip(): cells for cells in (line.strip("| ").split("|") for line in table.splitlines()[2:])
+    }
 
     def steps(cell: str) -> int | None:
         return int(cell) if cell.strip().isdigit() else None

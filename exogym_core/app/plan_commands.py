@@ -143,7 +143,7 @@ def plan(
 ) -> None:
     """Say what the strategies of EXPERIMENT need: seconds, bytes, memory, days and money. Nothing is trained.
 
-    Without EXPERIMENT: --model, --strategy and --topology.
+    EXPERIMENT is a file, or the folder of a run, with what that measured. Without it: --model, --strategy, --topology.
     """
     if out is not None:
         _check_folder(out)
@@ -169,7 +169,7 @@ def plan(
             is_cut = True
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
-    _tell_plans(rows, sweeps, as_json, out, is_cut=is_cut)
+    _tell_plans(rows, sweeps, as_json, out, asked[0][1].about(), is_cut=is_cut)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
         raise KeyboardInterrupt
@@ -181,7 +181,13 @@ def _said(point: Mapping[str, str]) -> str:
 
 
 def _tell_plans(
-    every: list[dict[str, Any]], sweeps: Sequence[str], as_json: bool, out: Path | None, *, is_cut: bool
+    every: list[dict[str, Any]],
+    sweeps: Sequence[str],
+    as_json: bool,
+    out: Path | None,
+    about: Sequence[str],
+    *,
+    is_cut: bool,
 ) -> None:
     """What was found; `is_cut`: points of a sweep are missing, so lines through them are not told."""
     from exogym_core.planning.sweep import break_even, is_axis, sooner_throughout, step_ratio_lines
@@ -189,7 +195,7 @@ def _tell_plans(
     rows = [row for row in every if "refused" not in row]
     refused = [row["refused"] for row in every if "refused" in row]
     if not sweeps:
-        return _tell(rows, every, refused, as_json, out)
+        return _tell(rows, every, refused, as_json, out, about)
     keys = [text.partition("=")[0].strip() for text in sweeps]
     axes = [key for key in keys if is_axis(rows, key) and not is_cut]
     told = {
@@ -198,7 +204,7 @@ def _tell_plans(
         "sooner_throughout": [line for key in axes for line in sooner_throughout(rows, key)],
         "step_ratios": step_ratio_lines(rows),
     }
-    return _tell(rows, told, refused, as_json, out)
+    return _tell(rows, told, refused, as_json, out, about)
 
 
 def _plans(
@@ -242,16 +248,21 @@ def _check_folder(out: Path) -> None:
 
 
 def _tell(
-    rows: list[dict[str, Any]], plain: Any, refused: Sequence[str], as_json: bool, out: Path | None
+    rows: list[dict[str, Any]],
+    plain: Any,
+    refused: Sequence[str],
+    as_json: bool,
+    out: Path | None,
+    about: Sequence[str],
 ) -> None:
     from exogym_core.app.plan_page import print_table, write_page
 
     if out is not None:
-        write_page(out, rows, plain)
+        write_page(out, rows, plain, about)
     if as_json:
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
     else:
-        print_table(rows, plain)
+        print_table(rows, plain, about)
         for reason in refused:
             click.echo(f"not planned: {reason.removeprefix('plan: ')}")
     if out is not None:
@@ -299,7 +310,7 @@ def _cell_line(cell: dict[str, Any]) -> str:
         line += f"  (printed {cell['published']:g})" if "published" in cell else ""
         own = cell["strategy_gbit_per_second"]
         return f"{line}  {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
-    figures = f"published {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
+    figures = f"{cell['basis']} {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
     return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"
 
 
@@ -331,7 +342,9 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     ratios = step_ratios(runs) if runs is not None else None
     is_cut = False
     with SignOfLife("planning", every_seconds=_SECONDS_A_LINE) as sign:
-        advice = Advice(setting, ratios, lambda made, about, name: sign.now(f"plan {made + 1} of about {about}: {name}"))
+        advice = Advice(
+            setting, ratios, lambda made, about, name: sign.now(f"plan {made + 1} of about {about}: {name}")
+        )
         try:
             advice.search()
         except KeyboardInterrupt:
@@ -353,9 +366,13 @@ def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
         mark = "*" if row["pareto"] else " "
         click.echo(f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
     if others := len(told["ranked"]) - len(shown):
-        click.echo(f"{others} more rows differ from these in {_searched_names()} alone, and are later; --json has them")
+        click.echo(
+            f"{others} more rows differ from these in {_searched_names()} alone, and are later; --json has them"
+        )
     if told["dominated"]:
-        click.echo(f"{len(told['dominated'])} more rows are later and dearer than one of these; --json has them")
+        click.echo(
+            f"{len(told['dominated'])} more rows are later and dearer than one of these; --json has them"
+        )
     ring = told["ring"]
     click.echo(
         f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"

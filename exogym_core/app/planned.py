@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ WAN_BANDWIDTH = "wan.bandwidth"
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _BATCH_SIZE = 256
 _SEQUENCE = 2048
+_BILLION = 1e9
 
 
 def parse_tokens(text: str) -> float:
@@ -76,6 +78,7 @@ class Request:
         known: what other requests have found out.
         remarks: what is to be known of the model.
         is_file: the experiment has a task and a number of steps of its own.
+        not_charged: what a run charged and this plan does not.
     """
 
     experiment: Experiment
@@ -91,6 +94,7 @@ class Request:
     known: Known = field(default_factory=Known)
     remarks: tuple[str, ...] = ()
     is_file: bool = True
+    not_charged: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -154,8 +158,7 @@ class Request:
             raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
         if self.wan_bandwidth is not None:
             topology = with_wan_bandwidth(topology, parse_bits_per_second(self.wan_bandwidth))
-        if experiment.compute.updates.speeds or experiment.compute.updates.kind == "measured":
-            raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
+        _refuse_measured(experiment)
         count = settings.workers.count
         num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
         tokens = self.tokens
@@ -181,14 +184,71 @@ class Request:
             self.utilisation,
             self.memory,
             self.micro_batch,
-            remarks=self.remarks,
+            remarks=(*self.remarks, *self.not_charged),
             known=self.known,
         )
+
+    def about(self) -> list[str]:
+        """What is planned, for people: a title, and lines below it."""
+        experiment, settings = self.experiment, self.experiment.settings
+        name = settings.model.name if settings.model is not None else f"the model of {settings.task.name}"
+        preset = None if settings.model is None else settings.model.options.get("preset")
+        count, batch, length = settings.workers.count, settings.batch_size, self.model.length
+        network = "" if experiment.topology is None else experiment.topology.name
+        size = self.model.num_parameters
+        told = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
+        lines = [
+            f"{name}{f'-{preset}' if preset else ''} on {network}: {count} workers",
+            f"{told} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
+            f"{count * batch * length:,} tokens; {self._compute_told()}",
+        ]
+        if self.tokens is not None:
+            lines.append(
+                f"budget: {self.tokens:,.0f} tokens, {math.ceil(self.tokens / (count * batch * length)):,} steps"
+            )
+        price = self.dollars_per_hour
+        if isinstance(price, Mapping):
+            price = ", ".join(f"{site} {dollars:g}" for site, dollars in price.items())
+        priced = (
+            f"{price} dollars"
+            if isinstance(price, str)
+            else "no price"
+            if price is None
+            else f"{price:g} dollars"
+        )
+        return [*lines, f"a worker's hour: {priced}"]
+
+    def _compute_told(self) -> str:
+        compute = self.experiment.compute
+        if compute.kind == "flops" and self.utilisation is not None:
+            shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())
+            return f"flops at {shares} of {compute.device or 'each host'}'s peak"
+        return f"computing: {compute.describe()}"
 
     def strategies(self) -> list[tuple[str, Strategy]]:
         """Each strategy by its label, built anew."""
         experiment = self.experiment
         return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
+
+
+def _refuse_measured(experiment: Experiment) -> None:
+    """Raise InputError, with the option that settles it, where a plan would have to run something to know its time."""
+    compute = experiment.compute
+    plain = {key: value for key, value in compute.to_mapping().items() if key not in ("updates", "at_once")}
+    if plain.pop("measured", None) is not None:
+        words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
+        raise InputError(
+            f"plan: a step's computing is measured where it runs; add --set compute='{{{words}}}' with your seconds, "
+            "or plan a run's folder, which has what it measured"
+        )
+    if compute.updates.speeds or compute.updates.kind == "measured":
+        raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
+
+
+def _in_one_line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_one_line(each)}" for key, each in value.items()) + "}"
+    return str(value)
 
 
 def _checked(name: str, settings: Settings) -> Any:
@@ -257,6 +317,13 @@ def request_of(
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
+    not_charged: tuple[str, ...] = ()
+    if path is not None and path.is_dir():
+        path = path / "experiment.yaml"  # of a run, with what it measured
+        compute = load_document(path).data.get("compute")
+        if isinstance(compute, dict) and "updates" in compute:
+            sets = [*sets, "compute.updates=free"]
+            not_charged = ("optimizers' steps are not charged, which the run did",)
     if path is None:
         document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
     else:
@@ -294,6 +361,7 @@ def request_of(
         memory=memory,
         micro_batch=micro_batch,
         batch_by_speed=batch_by_speed,
+        not_charged=not_charged,
     )
 
 

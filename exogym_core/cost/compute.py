@@ -34,7 +34,8 @@ __all__ = ["NO_DEVICE", "Compute", "StepDurations", "intra_op_threads", "measure
 #: What is said of a host where a step's seconds depend on a device that nobody names.
 NO_DEVICE = (
     "names no device, so what a step takes there is not known: give compute='measured' (on this machine), "
-    "compute='50 ms' or compute={'flops': {'device': 'a100'}}; in commands --set compute=measured, of a plan --device a100"
+    "compute='50 ms' or compute={'flops': {'device': 'a100'}}; in commands --set compute=measured, of a plan "
+    "--device a100"
 )
 
 _DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs

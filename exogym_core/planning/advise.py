@@ -171,9 +171,7 @@ class Advice:
         workers = row["workers"] // options.get("ranks_per_worker", 1)
         return steps_range(name, options, self._setting.model.num_parameters, workers, self._setting.tokens)
 
-    def _plan(
-        self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any
-    ) -> dict[str, Any]:
+    def _plan(self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any) -> dict[str, Any]:
         """Plan one row more; `labels`: what is to be known of its setting."""
         if self._tell is not None:
             told = ", ".join(f"{key}={value}" for key, value in options.items())
@@ -209,8 +207,8 @@ class Advice:
     def _group(self) -> None:
         """Rounds between groups of near hosts, which average gradients at each step inside.
 
-        For each number of groups its hosts are searched; those that are soonest by one collective inside and one between
-        are planned, unless gradients inside alone take longer than the soonest step of all others.
+        For each number of groups its hosts are searched; those that are soonest by one collective inside and one
+        between are planned, unless gradients inside alone take longer than the soonest step of all others.
         """
         setting = self._setting
         if setting.num_ranks > _MOST_IN_GROUPS:
@@ -231,7 +229,9 @@ class Advice:
 
     def _widen(self) -> None:
         """The best of each strategy with more streams, where streams have windows."""
-        protocol = self._setting.protocol if self._setting.protocol is not None else self._setting.topology.protocol
+        protocol = (
+            self._setting.protocol if self._setting.protocol is not None else self._setting.topology.protocol
+        )
         if not Protocol.parse(protocol).has_windows:
             return
         best: dict[str, dict[str, Any]] = {}
@@ -351,13 +351,21 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
         if row["groups"] and not row["streams"]
     ]
+    slower: set[tuple[str, str]] = set()
     for row in rows:
         plain = {key: value for key, value in row["options"].items() if key != "codec"}
         same = next(
             (other for other in rows if other["strategy"] == row["strategy"] and other["options"] == plain),
             None,
         )
-        if "codec" in row["options"] and same is not None and row["days"] > same["days"]:
+        pair = (row["strategy"], str(row["options"].get("codec")))
+        if (
+            "codec" in row["options"]
+            and same is not None
+            and row["days"] > same["days"]
+            and pair not in slower
+        ):
+            slower.add(pair)
             told.append(
                 f"{row['strategy']} is slower in {row['options']['codec']}: codes cannot be added up on the way, so "
                 f"each part goes to one rank and its mean to all, {row['wan_bytes'] / 1e9:.3g} GB between sites a "
@@ -418,16 +426,18 @@ def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -
 
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
     told = [
-        "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need to "
-        "the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows which "
-        "is sooner"
+        "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
+        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
+        "which is sooner"
     ]
     told += _told_ratios(rows, ratios or {})
     told.append(
         "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
     )
     if any(row["fits"] is False for row in rows):
-        told.append("how long rows that do not fit would take: their times take them to fit, and they are ranked last")
+        told.append(
+            "how long rows that do not fit would take: their times take them to fit, and they are ranked last"
+        )
     return told
 
 

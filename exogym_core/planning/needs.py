@@ -47,9 +47,10 @@ class Plan:
         staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
             comes, in the mean; None without such a server.
         failures: what crashes take: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
-            (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost` are others; None where none are
-            expected.
+            (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost`
+            are others; None where none are expected.
         limit: what holds it up, and the cheapest remedy.
+        cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
         collectives: the algorithms that were used, by operation.
         remarks: what is to be known besides.
@@ -83,6 +84,7 @@ class Plan:
     staleness: float | None = None
     failures: dict[str, float] | None = None
     limit: dict[str, Any] = field(default_factory=dict)
+    cheaper: dict[str, Any] | None = None
     expected_bytes: bool = False
     collectives: dict[str, list[str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
-from exogym_core.planning.measure import Measured
+from exogym_core.planning.measure import Measured, measure
 from exogym_core.planning.networks import with_links
 from exogym_core.planning.step_ratio import law_ratio
+from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
 from netsim.files.units import format_bits_per_second, format_seconds
 from netsim.topology.protocol import Protocol
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _FASTER = 2.0
+_CHEAPER = 0.999  # of the dollars: what differs by less is as dear
 _AS_MUCH = 0.9  # of the largest saving: then the cheaper remedy is named
 _WORTH_IT = 0.01  # of a round: what a remedy must take away at least
 _MANY_RANKS = 16  # beyond, simulating a round takes so long that fewer links are tried
@@ -57,12 +59,35 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
         return replace(
             measured.plan,
             limit=_limit(measured, setting),
+            cheaper=_cheaper(measured, setting),
             remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, setting)),
         )
 
     known = setting.known
     found = known.once(("plan", known.key_of(strategy), setting.key()), limited)
     return replace(found, strategy=label or type(strategy).__name__)
+
+
+def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
+    """The cheapest other algorithm of a collective, where links charge for traffic and `auto` took the fastest."""
+    plan = of.plan
+    if not plan.cost_by.get("egress") or setting.collectives not in (None, "auto") or plan.cost is None:
+        return None
+    found = []
+    for op, used in plan.collectives.items():
+        for name in algorithm_names(op) if op in OPERATIONS else ():
+            if name not in used:
+                other = measure(of.strategy, replace(setting, collectives={op: name}))
+                if other.cost is not None and other.cost < _CHEAPER * plan.cost:
+                    egress = other.cost_by["egress"]
+                    row = {
+                        "collectives": {op: name},
+                        "days": other.days,
+                        "cost": other.cost,
+                        "egress": egress,
+                    }
+                    found.append(row)
+    return min(found, key=lambda row: row["cost"], default=None)
 
 
 def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
@@ -89,7 +114,9 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
     most = max(each.saved for each in tried)
     limit = next(each for each in tried if each.saved >= _AS_MUCH * most)
     if most < _WORTH_IT:
-        limit = _Doubled("links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network", most)
+        limit = _Doubled(
+            "links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network", most
+        )
     saved = max(limit.saved, 0.0)
     return {
         "by": limit.by,

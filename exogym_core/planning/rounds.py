@@ -24,7 +24,7 @@ def period_of(series: Sequence[Hashable]) -> int | None:
 
 
 def _alike_from(series: Sequence[Hashable]) -> list[int]:
-    """For each place, how many values from there on are those from the beginning on (the Z function, in linear time)."""
+    """For each place, how many values from there on equal those from the beginning on (the Z function; linear time)."""
     number = len(series)
     alike = [number, *[0] * (number - 1)] if number else []
     first = last = 0  # the match found so far that reaches farthest

@@ -163,7 +163,9 @@ class SimulatedRounds:
         """The same rounds of ranks that compute as fast as `seconds` says, by step, one function a rank."""
         other = copy.copy(self)
         other._seconds = seconds
-        if self._recording is not None and self._recording.kinds is None:  # of ranks that each ran at their own speed
+        if (
+            self._recording is not None and self._recording.kinds is None
+        ):  # of ranks that each ran at their own speed
             other._recording = other._record(self._rhythm)
         return other
 

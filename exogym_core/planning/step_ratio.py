@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BENCHMARK_STEPS", "LOSS_LAW", "PRINTED_LOSSES", "Ratio", "law_ratio", "relative_loss", "steps_range"]
+__all__ = [
+    "BENCHMARK_STEPS",
+    "LOSS_LAW",
+    "PRINTED_LOSSES",
+    "Ratio",
+    "law_ratio",
+    "relative_loss",
+    "steps_range",
+]
 
 #: (A, alpha) by workers, table 7; 0 is data-parallel.
 LOSS_LAW: Mapping[int, tuple[float, float]] = {
@@ -158,7 +166,8 @@ def steps_range(
     """Between how many times data-parallel's steps a strategy needs, where nobody has run it at this size.
 
     The law's range where the law speaks of exactly this. Else it begins with the law's, or with as many steps, and ends
-    with the most that our own benchmark took, on models that are far smaller; without an end where that missed its target.
+    with the most that our own benchmark took, on models that are far smaller; without an end where that missed its
+    target.
 
     Args:
         strategy, options, num_parameters, num_workers, tokens: as of `law_ratio`.
@@ -167,22 +176,32 @@ def steps_range(
         codec = options.get("codec")
         if codec in (None, "fp32"):
             return Ratio(1.0, 1.0, 1.0, "data-parallel itself")
-        source = f"nobody measured {codec} at this size; QSGD, which is coarser, took 1.20 times on our benchmark's digits"
+        source = (
+            f"nobody measured {codec} at this size; QSGD, which is coarser, took 1.20 times on our digits"
+        )
         return Ratio(_CODED_GRADIENTS**0.5, 1.0, _CODED_GRADIENTS, source)
     law = law_ratio(strategy, options, num_parameters, num_workers, tokens)
     if law is not None and not _is_beyond(strategy, options):
         # Fewer steps than data-parallel's are no gain over strategies of which the law does not speak.
         return replace(law, mean=max(law.mean, 1.0), high=max(law.high, 1.0))
     base, own = BENCHMARK_STEPS["AllReduce"], BENCHMARK_STEPS.get(strategy, (None, None))
-    ratios = [ours / steps for ours, steps in zip(own, base, strict=True) if ours is not None and steps is not None]
+    ratios = [
+        ours / steps for ours, steps in zip(own, base, strict=True) if ours is not None and steps is not None
+    ]
     low = 1.0 if law is None else law.low
     high = math.inf if len(ratios) < len(base) else max(*ratios, 1.0 if law is None else law.high)
     mean = math.sqrt(low * high) if math.isfinite(high) else low
-    told = f"our benchmark's {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times" if ratios else "nothing"
+    told = (
+        f"our benchmark's {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times" if ratios else "nothing"
+    )
     if math.isinf(high):
         told += ", and it missed a target there" if ratios else " was measured"
     source = f"nobody measured it at this size: {told} (digits and a byte GPT, docs/benchmark.md)"
-    lowest = "" if law is None else f"from DiLoCo's scaling law, arXiv 2503.09799, table 7, which is for H = {_FITTED_H}; "
+    lowest = (
+        ""
+        if law is None
+        else f"from DiLoCo's scaling law, arXiv 2503.09799, table 7, which is for H = {_FITTED_H}; "
+    )
     return Ratio(mean, low, high, lowest + source)
 
 

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Compute
     from netsim.topology.weather import Weather
 
-__all__ = ["changes_between", "differs_for_ever", "last_change_seconds", "num_rounds_needed", "told_of_rounds"]
+__all__ = [
+    "changes_between",
+    "differs_for_ever",
+    "last_change_seconds",
+    "num_rounds_needed",
+    "told_of_rounds",
+]
 
 _MOST_CALLS = 20_000  # of all ranks, that are simulated
 _FEWEST, _MOST = 12, 500  # rounds, if that many calls are not too many
