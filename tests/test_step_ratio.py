@@ -98,6 +98,7 @@ def _setting() -> Setting:
 def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days and their range are multiplied, and a line says so; a run of the user's takes its place."""
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 500}))
+    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     told = advise(_setting())
     ratio = law_ratio("DiLoCo", {"H": 30}, 35e6, 4, 700e6)

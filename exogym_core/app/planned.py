@@ -206,17 +206,7 @@ class Request:
             lines.append(
                 f"budget: {self.tokens:,.0f} tokens, {math.ceil(self.tokens / (count * batch * length)):,} steps"
             )
-        price = self.dollars_per_hour
-        if isinstance(price, Mapping):
-            price = ", ".join(f"{site} {dollars:g}" for site, dollars in price.items())
-        priced = (
-            f"{price} dollars"
-            if isinstance(price, str)
-            else "no price"
-            if price is None
-            else f"{price:g} dollars"
-        )
-        return [*lines, f"a worker's hour: {priced}"]
+        return [*lines, f"a worker's hour: {_priced(self.dollars_per_hour)}"]
 
     def _compute_told(self) -> str:
         compute = self.experiment.compute
@@ -249,6 +239,14 @@ def _in_one_line(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_in_one_line(each)}" for key, each in value.items()) + "}"
     return str(value)
+
+
+def _priced(price: float | Mapping[str, float] | None) -> str:
+    if price is None:
+        return "no price"
+    if isinstance(price, Mapping):
+        return ", ".join(f"{site} {dollars:g}" for site, dollars in price.items()) + " dollars"
+    return f"{price:g} dollars"
 
 
 def _checked(name: str, settings: Settings) -> Any:
@@ -320,7 +318,8 @@ def request_of(
     not_charged: tuple[str, ...] = ()
     if path is not None and path.is_dir():
         path = path / "experiment.yaml"  # of a run, with what it measured
-        compute = load_document(path).data.get("compute")
+        stored: Any = load_document(path).data
+        compute = stored.get("compute") if isinstance(stored, dict) else None
         if isinstance(compute, dict) and "updates" in compute:
             sets = [*sets, "compute.updates=free"]
             not_charged = ("optimizers' steps are not charged, which the run did",)

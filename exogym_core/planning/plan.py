@@ -73,21 +73,15 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
     plan = of.plan
     if not plan.cost_by.get("egress") or setting.collectives not in (None, "auto") or plan.cost is None:
         return None
-    found = []
+    found: list[tuple[float, dict[str, Any]]] = []
     for op, used in plan.collectives.items():
         for name in algorithm_names(op) if op in OPERATIONS else ():
             if name not in used:
                 other = measure(of.strategy, replace(setting, collectives={op: name}))
                 if other.cost is not None and other.cost < _CHEAPER * plan.cost:
-                    egress = other.cost_by["egress"]
-                    row = {
-                        "collectives": {op: name},
-                        "days": other.days,
-                        "cost": other.cost,
-                        "egress": egress,
-                    }
-                    found.append(row)
-    return min(found, key=lambda row: row["cost"], default=None)
+                    told = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
+                    found.append((other.cost, {"collectives": {op: name}, **told}))
+    return min(found, key=lambda row: row[0])[1] if found else None
 
 
 def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:

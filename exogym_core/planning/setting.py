@@ -110,10 +110,13 @@ class Setting:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
         flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
-        compute = self.compute
-        if self.utilisation is not None:
-            compute = replace(compute, utilisation=self._of_site("utilisation", self.utilisation, host))
+        compute = replace(self.compute, utilisation=self._utilisation(host))
         return compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+
+    def _utilisation(self, host: int) -> float:
+        """Share of its devices' peak that a host's computing reaches."""
+        given: float | Mapping[str, float] = self.compute.utilisation
+        return self._of_site("utilisation", given if self.utilisation is None else self.utilisation, host)
 
     def mfu(self, seconds_per_step: float) -> dict[str, float]:
         """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
@@ -123,10 +126,7 @@ class Setting:
         found: dict[str, list[float]] = {}
         for host, batch in zip(hosts, self.batches(), strict=True):
             # Computing alone reaches the utilisation; waiting takes its share away.
-            reached = self.compute.utilisation
-            if self.utilisation is not None:
-                reached = self._of_site("utilisation", self.utilisation, host)
-            share = self._step_seconds(host, batch) / seconds_per_step * reached
+            share = self._step_seconds(host, batch) / seconds_per_step * self._utilisation(host)
             found.setdefault(self.topology.region_of(host), []).append(share)
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 

@@ -38,7 +38,7 @@ __all__ = ["SimulatedRounds"]
 
 
 _MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
-_MOST_LIVE_STEPS = 200_000  # of all ranks: some ten seconds
+_MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 
 
 class SimulatedRounds:
