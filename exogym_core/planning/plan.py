@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.communicator.simulated.algorithms import algorithms_of
 from exogym_core.names import visible
 from exogym_core.planning.measure import Measured, measure
 from exogym_core.planning.networks import with_links
 from exogym_core.planning.step_ratio import law_ratio
-from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
 from netsim.files.units import format_bits_per_second, format_seconds
 from netsim.topology.protocol import Protocol
 
@@ -75,7 +75,7 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
         return None
     found: list[tuple[float, dict[str, Any]]] = []
     for op, used in plan.collectives.items():
-        for name in algorithm_names(op) if op in OPERATIONS else ():
+        for name in algorithms_of(op):
             if name not in used:
                 other = measure(of.strategy, replace(setting, collectives={op: name}))
                 if other.cost is not None and other.cost < _CHEAPER * plan.cost:
