@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.cost.compute import Compute, StepDurations, measure_seconds
-from exogym_core.cost.devices import DEFAULT_DEVICE, DEVICES, find_device
+from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.tasks import GPT, MLP
 from netsim.files.errors import InputError, UnknownNameError
@@ -58,7 +58,7 @@ def test_specs_parse_and_come_back(spec, expected):
             {"flops": {"device": "rtx-4080"}},
             "compute.flops: unknown device 'rtx-4080': did you mean 'rtx-4090'",
         ),
-        ({"flops": {"dtype": "bfloat16"}}, "unknown dtype of device a100 'bfloat16'"),
+        ({"flops": {"dtype": "bfloat16"}}, "unknown dtype of compute.flops 'bfloat16'"),
         ({"flops": {"utilisation": 1.5}}, "compute.flops.utilisation: 1.5 is not a number above 0 to 1"),
         ({"flops": {"utilisation": True}}, "compute.flops.utilisation: True is not"),
         ({"flops": 3}, "compute.flops: 3 is not a mapping of utilisation, device, dtype"),
@@ -98,7 +98,8 @@ def test_step_seconds_follow_the_device():
     compute = Compute.parse({"flops": {"utilisation": 0.5}})
     assert compute.step_seconds(1e12, "h100") == 1e12 / (67e12 * 0.5)
     assert compute.step_seconds(1e12, "h100", half=True) == 1e12 / (989.5e12 * 0.5)
-    assert compute.step_seconds(1e12, None) == 1e12 / (DEVICES[DEFAULT_DEVICE].flops["fp32"] * 0.5)
+    with pytest.raises(InputError, match=r"host us\.0: names no device, .* give compute='measured'"):
+        compute.step_seconds(1e12, None, "host us.0: ")
     assert Compute.parse({"flops": {"device": "t4", "dtype": "fp16"}}).step_seconds(26e12, "h100") == 1.0
     assert Compute.parse("3 s").step_seconds(1e12, "h100") == 3.0
     with pytest.raises(UnknownNameError, match="host us: unknown device 'teapot'"):

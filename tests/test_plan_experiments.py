@@ -70,7 +70,7 @@ def test_a_vocabulary_that_nobody_knows_is_told(tmp_path: Path, capsys: pytest.C
 
 def test_without_a_budget_there_are_no_days(capsys: pytest.CaptureFixture[str]) -> None:
     """Days and dollars are for a number of tokens: words without one have none, and nothing is said of a budget."""
-    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64"
+    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --sequence 64"
     (row,) = told(words + " --price 2", capsys)
     assert row["days"] is None
     assert row["cost"] is None
@@ -114,17 +114,62 @@ def test_stragglers_are_told_where_rounds_wait_for_them(
     """Alike devices that are slow by chance hold each other up."""
     path = tmp_path / "stragglers.yaml"
     path.write_text(UNLIKE.replace("a100", "h100"))
-    chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.1, slowdown: 4}}"
+    chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.2, slowdown: 20}}"
     assert main(["plan", str(path), "--set", chance, "--set", "strategies.DiLoCo.H=5", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["limit"]["by"] == "stragglers"
     assert " s of " in row["limit"]["remedy"] or " ms of " in row["limit"]["remedy"]
 
 
+def test_a_measured_experiment_is_planned_by_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message has the whole line to type; the folder of a run has what was measured."""
+    path = tmp_path / "own.yaml"
+    measured = "task: digits\ncompute: {measured: {}, updates: measured, at_once: 2, jitter: 0.1}"
+    path.write_text(measured + SITES)
+    assert main(["plan", str(path)]) == 2
+    line = capsys.readouterr().err
+    assert "add --set compute='{fixed: 1 s, jitter: 0.1}' with your seconds, or plan a run's folder" in line
+    assert main(["plan", str(path), "--set", "compute={fixed: 1 s, jitter: 0.1}", "--json"]) == 0
+    capsys.readouterr()
+    ran = told(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
+    rows = told(f"plan {tmp_path / 'run'}", capsys)
+    assert [row["name"] for row in rows] == [each["name"] for each in ran]
+    assert all(row["days"] * 86_400 < run["virtual_seconds"] for row, run in zip(rows, ran, strict=True))
+    assert any("optimizers' steps are not charged" in remark for remark in rows[0]["remarks"])
+
+
+def test_what_traffic_costs_has_a_cheaper_neighbour(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`auto` takes the fastest way though links charge for traffic: what is cheaper stands beside it."""
+    network = tmp_path / "dear.yaml"
+    network.write_text(
+        "regions: {a: {hosts: 4, nic: 100 Gbit/s, latency: 20 ms}, b: {hosts: 4, nic: 100 Gbit/s, latency: 20 ms}}\n"
+        "wan: [{between: [a, b], bandwidth: 100 Gbit/s, rtt: 40 ms, egress: 1 $/GB}]\n"
+    )
+    words = (
+        f"plan --model llama-2m --sequence 64 --topology {network} --tokens 1B --set compute=1s --price 0.001"
+    )
+    words += " --strategy DiLoCo --set strategies.DiLoCo.H=10"
+    (row,) = told(words, capsys)
+    cheaper = row["cheaper"]
+    assert cheaper["cost"] < row["cost"]
+    assert cheaper["days"] > row["days"]
+    ((op, name),) = cheaper["collectives"].items()
+    (other,) = told(f"{words} --set collectives.{op}={name}", capsys)
+    assert (other["cost"], other["days"]) == (cheaper["cost"], cheaper["days"])
+    assert main(words.split()) == 0
+    assert f"{op}={name} costs" in capsys.readouterr().out
+
+
 def test_clipping_takes_no_time_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no values torch is not asked for their norm, which took most of the time of a plan."""
     monkeypatch.setattr(gradients, "clip_grad_norm_", None)
-    words = "plan --model mlp --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1M"
+    words = (
+        "plan --model mlp --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --tokens 1M"
+    )
     assert main([*words.split(), "--set", "strategies.DiLoCo.max_norm=1"]) == 0
 
 
@@ -170,6 +215,7 @@ def test_mistakes_of_the_command_are_one_line(
 def test_dollars_of_traffic_alone_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a price of hours, the table says what its dollars are for, and what to give."""
     words = "plan --model llama-2m --strategy DiLoCo --topology aws-12-regions-single-stream --workers 4 --sequence 64"
+    words += " --device a100"
     words += " --tokens 20b"
     assert main(words.split()) == 0
     table = capsys.readouterr().out
@@ -196,7 +242,7 @@ def test_an_interrupted_plan_keeps_what_it_has(
     words = (
         "plan --model llama-2m --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4"
     )
-    words += " --sequence 64 --sweep wan.bandwidth=1Gbit/s,10Gbit/s,100Gbit/s --json"
+    words += " --device a100 --sequence 64 --sweep wan.bandwidth=1Gbit/s,10Gbit/s,100Gbit/s --json"
     assert main(words.split()) == 130
     printed = capsys.readouterr()
     assert [row["name"] for row in json.loads(printed.out)["plans"]] == ["DiLoCo", "AllReduce", "DiLoCo"]

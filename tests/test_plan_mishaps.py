@@ -117,13 +117,17 @@ def test_batches_by_speed_keep_the_slow_from_holding_up_the_fast() -> None:
 
 
 def test_a_lost_site_is_planned_beside_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--without` adds a row a site; one that is not there is told."""
+    """`--without` adds a row a site and one without them all; one that is not there is told."""
     words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
+    words += "--device a100 "
     assert main([*words.split(), "--without", "asia", "--without", "eu", "--json"]) == 0
     whole, *lost = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in lost] == ["DiLoCo without asia", "DiLoCo without eu"]
-    assert [row["without"] for row in (whole, *lost)] == [None, "asia", "eu"]
-    assert len({row["seconds_per_round"] for row in (whole, *lost)}) == 3
+    assert [row["name"] for row in lost] == [
+        f"DiLoCo without {site}" for site in ("asia", "eu", "asia and eu")
+    ]
+    assert [row["without"] for row in (whole, *lost)] == [None, "asia", "eu", "asia and eu"]
+    assert len({row["seconds_per_round"] for row in (whole, *lost)}) == 4
+    assert [row["global_batch"] for row in (whole, *lost)] == [1024, 768, 768, 512]
     assert main([*words.split(), "--without", "mars"]) == 2
     assert "site with workers" in capsys.readouterr().err
 
@@ -131,6 +135,7 @@ def test_a_lost_site_is_planned_beside_the_whole(capsys: pytest.CaptureFixture[s
 def test_an_experiments_failures_and_end_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     """What a file or --set says of them is not passed over."""
     words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
+    words += "--device a100 "
     sets = ["--set", "failures.mtbf=1 h", "--set", "until=1 s"]
     assert main([*words.split(), *sets, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -58,6 +58,17 @@ def test_residuals(name: str, tolerance: float) -> None:
         assert cell["cause"]
 
 
+def test_what_was_not_printed_is_not_called_published(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of DeMo one row is printed and the rest follows from it; INTELLECT-1's ring is computed from its own figures."""
+    assert [cell["basis"] for cell in reproduce("demo")["cells"]] == ["published", *["derived"] * 4]
+    rows = reproduce("intellect-1")["cells"]
+    assert [cell["basis"] for cell in rows] == ["circular", "published"] * 3
+    for ring, own in zip(rows[::2], rows[1::2], strict=True):
+        assert f"that alone is {own['ours'] / ring['ours'] - 1:+.0%}" in own["cause"]
+    assert main(["reproduce", "demo"]) == 0
+    assert "derived 55.16, ours 55.16 MB" in capsys.readouterr().out
+
+
 def test_mistakes_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a name it lists them; the wrong options are told."""
     assert main(["reproduce"]) == 0

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from exogym_core.app.plan_page import print_table
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import _apply, advise
+from exogym_core.planning.advise import advise
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, planned_model
 from exogym_core.planning.plan import plan
 from exogym_core.planning.step_ratio import (
+    BENCHMARK_STEPS,
     LOSS_LAW,
     PRINTED_LOSSES,
     Ratio,
     law_ratio,
     relative_loss,
+    steps_range,
 )
 from exogym_core.strategy import build_strategy
 from netsim.topology.topology import Topology
@@ -95,32 +98,62 @@ def _setting() -> Setting:
 def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days and their range are multiplied, and a line says so; a run of the user's takes its place."""
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 500}))
+    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     told = advise(_setting())
     ratio = law_ratio("DiLoCo", {"H": 30}, 35e6, 4, 700e6)
     assert ratio is not None
-    (row,) = [row for row in told["ranked"] if row["options"] == {"H": 30} and not row["left_out"]]
+    every = [*told["ranked"], *told["dominated"]]
+    (row,) = [row for row in every if row["options"] == {"H": 30} and not row["left_out"]]
     assert row["steps_ratio"] == vars(ratio)
     assert row["days_low"] / row["days"] == pytest.approx(ratio.low / ratio.mean)
-    assert {row["strategy"] for row in told["ranked"] if row["steps_ratio"] is None} == {"AllReduce"}
-    (line,) = [line for line in told["unknown"] if "1.47 times data-parallel's steps (1.29 to 1.69)" in line]
-    assert "arXiv 2503.09799, table 7" in line
+    assert {row["strategy"] for row in every if row["steps_ratio"]["high"] == 1} == {"AllReduce"}
+    assert any("arXiv 2503.09799, table 7" in line for line in told["unknown"])
     own = advise(_setting(), {"DiLoCo": Ratio(1.1, 1.0, 1.2, "runs/mine")})
-    assert {row["steps_ratio"]["mean"] for row in own["ranked"] if row["steps_ratio"]} == {1.1}
+    ratios = {row["steps_ratio"]["mean"] for row in [*own["ranked"], *own["dominated"]]}
+    assert ratios == {1.0, 1.1}
+    assert any("1.00 to 1.20 times data-parallel's steps (runs/mine)" in line for line in own["unknown"])
 
 
 def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -> None:
     """At 10B parameters it has DiLoCo need 0.93 times data-parallel's steps: that counts as 1, its range is told."""
-    ratio = law_ratio("DiLoCo", {"H": 100}, 10e9, 4, 200e9)
-    assert ratio is not None
-    assert ratio.mean == pytest.approx(0.928, rel=1e-3)
-    row: dict[str, Any] = {"days": 10.0, "worker_hours": 240.0, "cost": None, "cost_by": {}}
-    _apply(ratio, row)
-    assert (row["days"], row["worker_hours"]) == (10.0, 240.0)
-    assert row["days_low"] == pytest.approx(8.09, rel=1e-3)
-    assert row["days_high"] == pytest.approx(10.63, rel=1e-3)
-    _apply(Ratio(0.8, 0.7, 0.9, "a run of mine"), row)
-    assert row["days"] == 8.0
+    law = law_ratio("DiLoCo", {"H": 30}, 10e9, 4, 200e9)
+    assert law is not None
+    assert law.mean == pytest.approx(0.928, rel=1e-3)
+    taken = steps_range("DiLoCo", {"H": 30}, 10e9, 4, 200e9)
+    assert (taken.low, taken.mean, taken.high) == (law.low, 1.0, law.high)
+
+
+def test_what_nobody_measured_is_a_range() -> None:
+    """From no more steps to the most that our own benchmark took; without an end where it missed a target."""
+    where = (70e9, 4, 1.4e12)
+    sparse = steps_range("SparseLoCo", {"H": 30}, *where)
+    assert (sparse.low, sparse.high) == (1.0, 3.0)
+    assert "1.20 and 3.00 times" in sparse.source
+    far = steps_range("StreamingDiLoCo", {"H": 100}, 1e9, 4, 20e9)
+    law = law_ratio("StreamingDiLoCo", {"H": 100}, 1e9, 4, 20e9)
+    assert law is not None
+    assert (far.low, far.high) == (law.low, 2.7)
+    assert math.isinf(steps_range("DelayedDiLoCo", {}, *where).high)
+    assert steps_range("DelayedDiLoCo", {}, *where).told()["high"] is None
+    assert math.isinf(steps_range("Own", {}, *where).high)
+    assert steps_range("AllReduce", {"bucket_bytes": 1}, *where).high == 1.0
+    assert steps_range("AllReduce", {"codec": "bf16"}, *where).high == pytest.approx(1.2)
+
+
+def test_the_benchmarks_page_says_the_same() -> None:
+    """The ranges' ends are the table of docs/benchmark.md."""
+    page = (Path(__file__).parents[1] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    table = page.partition("| strategy | digits: rate |")[2].partition("\n\n")[0]
+    rows = {
+        cells[0].strip(): cells for cells in (line.strip("| ").split("|") for line in table.splitlines()[2:])
+    }
+
+    def steps(cell: str) -> int | None:
+        return int(cell) if cell.strip().isdigit() else None
+
+    for name, told in BENCHMARK_STEPS.items():
+        assert (steps(rows[name][2]), steps(rows[name][4])) == told, name
 
 
 def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
 
 
 def test_silence_can_be_had(capsys):
-    fit(progress=False)
+    fit(progress=False, compute=0.1)
     assert capsys.readouterr().err == ""
     with pytest.raises(InputError, match="fit: progress is 3; give True or False"):
         fit(progress=3)

@@ -130,12 +130,13 @@ def test_ranks_of_one_host_share_its_fate():
 
 def test_flops_are_divided_by_each_hosts_device():
     result = fit(
-        topology=network(devices=["raspberry-pi-5", "a100"]), compute={"flops": {"utilisation": 0.5}}
+        topology=network(devices=["raspberry-pi-5", "a100", "a100"]), compute={"flops": {"utilisation": 0.5}}
     )
-    slow, fast, default = result.compute_seconds
+    slow, fast, _ = result.compute_seconds
+    assert result.hosts == ["h0", "h1", "h2"]
     assert slow / fast == pytest.approx(19.5e12 / (4 * 2.4e9 * 16), rel=1e-2)
-    assert fast == default  # hosts without a device are a100s
-    assert fit(topology=network(devices=["raspberry-pi-5"]), compute=None).compute_seconds[0] > 0
+    with pytest.raises(InputError, match=r"host h1: names no device, .* give compute='measured'"):
+        fit(topology=network(devices=["raspberry-pi-5"]), compute=None)  # which was an a100 without a word
     with pytest.raises(UnknownNameError, match="host h1: unknown device 'a10o'"):
         fit(topology=network(devices=["a100", "a10o"]), compute=None)
 

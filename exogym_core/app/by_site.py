@@ -10,7 +10,7 @@ from netsim.files.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["by_site", "devices", "dollars"]
+__all__ = ["by_site", "devices", "dollars", "share"]
 
 T = TypeVar("T")
 
@@ -58,4 +58,15 @@ def dollars(text: str) -> float:
         found = math.nan
     if not 0 <= found < 1e12:
         raise ValueError("dollars of a worker's hour, such as 20 or fra=20,ore=8")
+    return found
+
+
+def share(text: str) -> float:
+    """A number above 0, up to 1."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= 1:
+        raise ValueError("a share of the peak above 0, up to 1, such as 0.4 or fra=0.5,ore=0.35")
     return found

@@ -285,6 +285,7 @@ class Experiment:
 
     def _check_network(self) -> None:
         """What only the topology can tell: placement, and a protocol that exists."""
+        from exogym_core.cost.compute import NO_DEVICE
         from exogym_core.cost.devices import find_device
         from netsim import parse_collectives
         from netsim.topology.protocol import Protocol
@@ -302,8 +303,9 @@ class Experiment:
         )
         if self.compute.kind == "flops" and self.compute.device is None:
             for host in (self.topology.hosts[number] for number in dict.fromkeys(hosts)):
-                if host.device is not None:
-                    _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
+                if host.device is None:
+                    raise self.document.error(("compute",), f"host {host.name} {NO_DEVICE}")
+                _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
 
     def _check_machine(self) -> None:
         """What this machine is asked for, before data are read: devices, and micro-batches that fit."""

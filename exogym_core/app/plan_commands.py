@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.app.by_site import by_site, devices, dollars
-from netsim.files.errors import InputError
+from exogym_core.app.by_site import by_site, devices, dollars, share
+from netsim.files.errors import InputError, unknown_name
 from netsim.files.units import format_seconds, parse_seconds
 from netsim.tools.sign_of_life import SignOfLife
 
@@ -41,9 +41,24 @@ def _by_site(number: Callable[[str], Any]) -> Callable[..., Any]:
     return read
 
 
+def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    from exogym_core.planning.memory import MEMORY_CHOICES
+
+    choices = tuple(word.strip() for word in text.split(",") if word.strip())
+    for choice in choices:
+        if choice not in MEMORY_CHOICES:
+            raise unknown_name("choice of --memory", choice, MEMORY_CHOICES)
+    return choices
+
+
 _WHERE = (
-    click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own, else a100]."),
-    click.option("--utilisation", type=float, help="Share of the device's peak that is reached [0.4]."),
+    click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own]."),
+    click.option(
+        "--utilisation",
+        metavar="SHARE|SITE=SHARE,...",
+        callback=_by_site(share),
+        help="Share of the device's peak that computing reaches [0.4]; by host or region where they differ.",
+    ),
     click.option(
         "--devices-per-worker",
         metavar="N|SITE=N,...",
@@ -51,6 +66,20 @@ _WHERE = (
         show_default=True,
         callback=_by_site(devices),
         help="That act as one; by host or region where they differ.",
+    ),
+    click.option(
+        "--memory",
+        metavar="bf16|8bit|offload|checkpointing,...",
+        default="",
+        callback=_memory,
+        help="How workers keep less in memory.",
+    ),
+    click.option(
+        "--micro-batch",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="Sequences that a device computes at once, for its activations' memory.",
     ),
     click.option(
         "--batch-by-speed",
@@ -99,7 +128,7 @@ _WHERE = (
         "lost",
         metavar="SITE",
         multiple=True,
-        help="Plan without this site as well. May be repeated: each is left out by itself.",
+        help="Plan without this site as well. May be repeated: each is left out by itself, then all.",
     ),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write a page with plots."),
     *_WHERE,
@@ -114,7 +143,7 @@ def plan(
 ) -> None:
     """Say what the strategies of EXPERIMENT need: seconds, bytes, memory, days and money. Nothing is trained.
 
-    Without EXPERIMENT: --model, --strategy and --topology.
+    EXPERIMENT is a file, or the folder of a run, with what that measured. Without it: --model, --strategy, --topology.
     """
     if out is not None:
         _check_folder(out)
@@ -126,7 +155,7 @@ def plan(
     rows: list[dict[str, Any]] = []
     known = Known()
     asked = [(point, request_of(experiment, point, known=known, **words)) for point in grid(sweeps)]
-    total = sum(len(request.experiment.strategies) * (1 + len(lost)) for _, request in asked)
+    total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in asked)
     is_cut = False
     with SignOfLife("planning", total, every_seconds=_SECONDS_A_LINE) as sign:
         try:
@@ -138,7 +167,9 @@ def plan(
             if not rows:
                 raise
             is_cut = True
-    _tell_plans(rows, sweeps, as_json, out, is_cut=is_cut)
+    if all("refused" in row for row in rows):
+        raise InputError(rows[0]["refused"])
+    _tell_plans(rows, sweeps, as_json, out, asked[0][1].about(), is_cut=is_cut)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
         raise KeyboardInterrupt
@@ -150,37 +181,55 @@ def _said(point: Mapping[str, str]) -> str:
 
 
 def _tell_plans(
-    rows: list[dict[str, Any]], sweeps: Sequence[str], as_json: bool, out: Path | None, *, is_cut: bool
+    every: list[dict[str, Any]],
+    sweeps: Sequence[str],
+    as_json: bool,
+    out: Path | None,
+    about: Sequence[str],
+    *,
+    is_cut: bool,
 ) -> None:
     """What was found; `is_cut`: points of a sweep are missing, so lines through them are not told."""
     from exogym_core.planning.sweep import break_even, is_axis, sooner_throughout, step_ratio_lines
 
+    rows = [row for row in every if "refused" not in row]
+    refused = [row["refused"] for row in every if "refused" in row]
     if not sweeps:
-        return _tell(rows, rows, as_json, out)
+        return _tell(rows, every, refused, as_json, out, about)
     keys = [text.partition("=")[0].strip() for text in sweeps]
     axes = [key for key in keys if is_axis(rows, key) and not is_cut]
     told = {
-        "plans": rows,
+        "plans": every,
         "break_even": [line for key in axes for line in break_even(rows, key)],
         "sooner_throughout": [line for key in axes for line in sooner_throughout(rows, key)],
         "step_ratios": step_ratio_lines(rows),
     }
-    return _tell(rows, told, as_json, out)
+    return _tell(rows, told, refused, as_json, out, about)
 
 
 def _plans(
     request: Request, planned: Callable[..., Any], lost: Sequence[str], sign: SignOfLife, where: str
 ) -> Iterator[dict[str, Any]]:
-    """Each strategy where it is to run, then without each site that may be lost; `sign` hears which is next."""
+    """Each strategy where it is to run, then without sites that may be lost; `sign` hears which is next."""
+    from exogym_core.planning.measure import RefusedPlanError
+
     setting = request.setting()
     for label, strategy in request.strategies():
-        sign.now(f"planning {label}{where}")
-        yield {"name": label, **planned(strategy, setting, label).to_mapping(), "without": None}
-        for site in lost:
-            name = f"{label} without {site}"
+        for sites in _left_out(lost):
+            told = " and ".join(sites) or None
+            name = f"{label} without {told}" if told else label
             sign.now(f"planning {name}{where}")
-            left = planned(strategy, setting.without([site]), label).to_mapping()
-            yield {"name": name, **left, "without": site}
+            try:
+                made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
+            except RefusedPlanError as error:
+                yield {"name": name, "refused": str(error)}
+            else:
+                yield {"name": name, **made, "strategy": label, "without": told}
+
+
+def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
+    """Which sites are left out of each plan: none, each by itself, and all that were named."""
+    return [(), *((site,) for site in lost), *([lost] if len(lost) > 1 else [])]
 
 
 def _check_folder(out: Path) -> None:
@@ -198,15 +247,24 @@ def _check_folder(out: Path) -> None:
         raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
 
 
-def _tell(rows: list[dict[str, Any]], plain: Any, as_json: bool, out: Path | None) -> None:
+def _tell(
+    rows: list[dict[str, Any]],
+    plain: Any,
+    refused: Sequence[str],
+    as_json: bool,
+    out: Path | None,
+    about: Sequence[str],
+) -> None:
     from exogym_core.app.plan_page import print_table, write_page
 
     if out is not None:
-        write_page(out, rows, plain)
+        write_page(out, rows, plain, about)
     if as_json:
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
     else:
-        print_table(rows, plain)
+        print_table(rows, plain, about)
+        for reason in refused:
+            click.echo(f"not planned: {reason.removeprefix('plan: ')}")
     if out is not None:
         click.echo(str(out), err=as_json)
 
@@ -252,7 +310,7 @@ def _cell_line(cell: dict[str, Any]) -> str:
         line += f"  (printed {cell['published']:g})" if "published" in cell else ""
         own = cell["strategy_gbit_per_second"]
         return f"{line}  {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
-    figures = f"published {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
+    figures = f"{cell['basis']} {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
     return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"
 
 
@@ -278,20 +336,43 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     """Search strategies, rounds, codecs, streams, sites and the ring's order for the soonest way to a budget."""
     from exogym_core.app.planned import request_of
     from exogym_core.app.step_ratios import step_ratios
-    from exogym_core.planning.advise import advise as advised
+    from exogym_core.planning.advise import Advice
 
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
     ratios = step_ratios(runs) if runs is not None else None
-    with SignOfLife(
-        "planning strategies and settings, then searching from the best", every_seconds=_SECONDS_A_LINE
-    ):
-        told = advised(setting, ratios)
+    is_cut = False
+    with SignOfLife("planning", every_seconds=_SECONDS_A_LINE) as sign:
+        advice = Advice(
+            setting, ratios, lambda made, about, name: sign.now(f"plan {made + 1} of about {about}: {name}")
+        )
+        try:
+            advice.search()
+        except KeyboardInterrupt:
+            if not advice.rows:
+                raise
+            is_cut = True
+    _tell_advice(advice.result(), as_json)
+    if is_cut:
+        click.echo(f"interrupted: the best of {len(advice.rows)} plans so far", err=True)
+        raise KeyboardInterrupt
+
+
+def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
-    names = [_advice_name(row) for row in told["ranked"]]
-    for place, (name, row) in enumerate(zip(names, told["ranked"], strict=True), 1):
+    shown = _without_variants(told["ranked"])
+    names = [_advice_name(row) for row in shown]
+    for name, row in zip(names, shown, strict=True):
         mark = "*" if row["pareto"] else " "
-        click.echo(f"{place:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
+        click.echo(f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
+    if others := len(told["ranked"]) - len(shown):
+        click.echo(
+            f"{others} more rows differ from these in {_searched_names()} alone, and are later; --json has them"
+        )
+    if told["dominated"]:
+        click.echo(
+            f"{len(told['dominated'])} more rows are later and dearer than one of these; --json has them"
+        )
     ring = told["ring"]
     click.echo(
         f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
@@ -302,10 +383,28 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     )
     for line in told["explained"]:
         click.echo(line)
-    click.echo("*: nothing else is both sooner and cheaper. Not known:")
+    click.echo("*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:")
     for line in told["unknown"]:
         click.echo(f"  {line}")
     return None
+
+
+def _without_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows that differ in options that were searched alone the first."""
+    from exogym_core.planning.advise import SEARCHED
+
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        names = SEARCHED.get(row["strategy"], ())
+        fixed = {key: value for key, value in row["options"].items() if key not in names}
+        found.setdefault(repr((row["strategy"], fixed, row["groups"], row["left_out"])), row)
+    return list(found.values())
+
+
+def _searched_names() -> str:
+    from exogym_core.planning.advise import SEARCHED
+
+    return ", ".join(dict.fromkeys([*(name for names in SEARCHED.values() for name in names), "streams"]))
 
 
 def _advice_name(row: dict[str, Any]) -> str:
@@ -320,9 +419,30 @@ def _advice_name(row: dict[str, Any]) -> str:
 
 
 def _advice_figures(row: dict[str, Any]) -> str:
-    money = f"{row['worker_hours']:>12,.{0 if row['worker_hours'] >= 10 else 2}f} worker hours"
+    ratio = row["steps_ratio"]
+    high = None if ratio["high"] is None else ratio["high"] / ratio["mean"]
+    low = ratio["low"] / ratio["mean"]
+    money = f"{_band(row['worker_hours'], low, high)} worker hours"
     if row["cost"] is not None:
-        money = f"{row['cost']:>12,.{0 if row['cost'] >= 10 else 2}f} dollars"
-        money += " (traffic alone)" if row["cost_by"].get("workers") is None else ""
-    days = f"{row['days']:,.1f} days" if row["days"] >= 1 else format_seconds(row["days"] * 86_400)
-    return f"{days:>14}  {row['compute_utilisation']:>6.1%} computing  {money}"
+        money = f"{_band(row['cost'], low, high)} dollars"
+        if row["cost_by"].get("workers") is None:
+            money += " (traffic alone)"
+        elif row["cost_by"].get("egress"):
+            money += f" ({_band(row['cost_by']['egress'], low, high)} of it for traffic)"
+    return f"{_days(row):>22}  {row['compute_utilisation']:>6.1%} computing  {money:>18}"
+
+
+def _days(row: dict[str, Any]) -> str:
+    """A band of days, of short ones in hours and less."""
+    low, high = row["days_low"], row["days_high"]
+    if row["days"] >= 1:
+        first, last = f"{low:,.1f}", "?" if high is None else f"{high:,.1f}"
+        return f"{first} days" if first == last else f"{first} to {last} days"
+    first, last = format_seconds(low * 86_400), "?" if high is None else format_seconds(high * 86_400)
+    return first if first == last else f"{first} to {last}"
+
+
+def _band(amount: float, low: float, high: float | None) -> str:
+    places = 0 if amount >= 10 else 2
+    first, last = f"{amount * low:,.{places}f}", "?" if high is None else f"{amount * high:,.{places}f}"
+    return first if first == last else f"{first} to {last}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 from collections import Counter
@@ -25,6 +26,7 @@ _COLUMNS = (
     "step",
     "round",
     "utilisation",
+    "MFU",
     "tokens/s",
     "days",
     "dollars",
@@ -36,6 +38,7 @@ _COLUMNS = (
 _ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
 _PANELS_A_ROW = 3
 _FEW_DAYS = 10
+_MOST_NAMED = 3
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -43,15 +46,36 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         visible(row["name"], 40),
         format_seconds(row["seconds_per_step"]),
-        f"{format_seconds(row['seconds_per_round'])} / {row['steps_per_round']} steps",
+        _round(row),
         f"{row['compute_utilisation']:.1%}",
+        _mfu(row),
         f"{row['tokens_per_second']:,.0f}",
         "-" if days is None else f"{days:,.1f}" if days >= _FEW_DAYS else f"{days:.3g}",
-        "-" if cost is None else f"{cost:,.0f}" + (" (egress only)" if _is_egress_only(row) else ""),
+        "-" if cost is None else f"{cost:,.0f}" + _egress(row),
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else ""),
         format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else ""),
         row["limit"]["by"],
     ]
+
+
+def _round(row: Mapping[str, Any]) -> str:
+    number = "" if row["rounds"] is None else f" x {row['rounds']:,}"
+    steps = row["steps_per_round"]
+    return f"{format_seconds(row['seconds_per_round'])} / {steps:,} step{'s' if steps > 1 else ''}{number}"
+
+
+def _mfu(row: Mapping[str, Any]) -> str:
+    """Of the sites, from the least to the most."""
+    found = [f"{share:.1%}" for share in sorted(row["mfu"].values())]
+    return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else "-"
+
+
+def _egress(row: Mapping[str, Any]) -> str:
+    """How much of a row's dollars are for traffic."""
+    if _is_egress_only(row):
+        return " (egress only)"
+    egress = row["cost_by"].get("egress")
+    return f" ({egress:,.0f} egress)" if egress else ""
 
 
 def _is_egress_only(row: Mapping[str, Any]) -> bool:
@@ -90,8 +114,14 @@ def _point(row: dict[str, Any]) -> str:
     return _at({key: value for key, value in row.get("point", {}).items() if concerns(row, key)})
 
 
-def print_table(rows: Sequence[dict[str, Any]], plain: Any) -> None:
-    """One row a plan, then remedies, remarks, and break-even lines; of many points what is told of the best."""
+def print_table(rows: Sequence[dict[str, Any]], plain: Any, about: Sequence[str] = ()) -> None:
+    """What is planned, one row a plan, then remedies, remarks, and break-even lines; of many points those of the best.
+
+    Args:
+        rows: plans.
+        plain: the same with lines of break-even, where something was swept.
+        about: lines that say what is planned.
+    """
     keys = _swept(rows)
     table = Table(box=None, pad_edge=False)
     for column in [*keys.values(), *_COLUMNS]:
@@ -100,6 +130,8 @@ def print_table(rows: Sequence[dict[str, Any]], plain: Any) -> None:
     for row in _once(rows):
         table.add_row(*_values(row, keys), *_cells(row))
     console = stdout(180)
+    for line in about:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(table)
     for text in _notes(rows, plain, short=True):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -110,7 +142,7 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -
     shown = _once(rows)
     if short and _swept(rows):
         shown = _soonest(shown)
-    notes = [note for row in shown for note in _notes_of(row)]
+    notes = [note for row in shown for note in _notes_of(row)] + _remarks(shown)
     if isinstance(plain, dict):
         notes += _crossing_notes(plain, short=short)
     notes += _ratio_notes(step_ratio_lines(rows), short=short)
@@ -123,9 +155,39 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -
         notes.append(
             "dollars: traffic that links charge for alone; --price DOLLARS, of a worker's hour, adds theirs"
         )
-    notes.append("memory: weights, gradients and states; activations are not counted")
+    notes.append(_memory_note(shown))
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")
     return notes
+
+
+def _remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Each remark once, with the plans of which it is made."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        point = _point(row)
+        for remark in row["remarks"]:
+            name = visible(row["name"], 40) + (f" at {point}" if point else "")
+            names.setdefault(visible(remark, 1000), {})[name] = None
+    lines = []
+    for remark, of in names.items():
+        told = "all plans" if 1 < len(rows) == len(of) else "; ".join(list(of)[:_MOST_NAMED])
+        more = f" and {len(of) - _MOST_NAMED} more" if told != "all plans" and len(of) > _MOST_NAMED else ""
+        lines.append(f"{told}{more}: {remark}")
+    return lines
+
+
+def _memory_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What memory has in it, and what choices would leave of the row that needs most."""
+    most = max(rows, key=lambda row: row["memory_per_worker"])
+    parts = ", ".join(
+        f"{name} {format_bytes(size)}" for name, size in most["memory"].items() if name != "total"
+    )
+    others = ", ".join(f"{name} {format_bytes(size)}" for name, size in most["memory_with"].items())
+    return f"memory: {parts} ({visible(most['name'], 40)}); in all with --memory {others}"
+
+
+def _span(seconds: float) -> str:
+    return f"{format_seconds(abs(seconds))} {'later' if seconds >= 0 else 'sooner'}"
 
 
 def _soonest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -140,6 +202,14 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
     point = _point(row)
     name = visible(row["name"], 40) + (f" at {point}" if point else "")
     notes = [f"{name}: limited by {row['limit']['by']}; {row['limit']['remedy']}"]
+    if row["cheaper"] is not None:
+        found = row["cheaper"]
+        ways = ", ".join(f"{op}={name}" for op, name in found["collectives"].items())
+        notes.append(
+            f"{name}: --set collectives.{ways} costs {found['cost']:,.0f} dollars ({found['egress']:,.0f} of it for "
+            f"traffic) in {found['days']:.3g} days: {row['cost'] - found['cost']:,.2f} dollars less, "
+            f"{_span((found['days'] - row['days']) * 86_400)}"
+        )
     if row["fits"] is False:
         notes.append(
             f"{name}: does not fit: a worker's devices have {format_bytes(round(row['memory_available']))}; "
@@ -151,10 +221,12 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
         told += format_seconds(found["seconds_lost_per_crash"])
         if found["tokens_lost_per_crash"]:
             told += f" and {found['tokens_lost_per_crash']:,.0f} tokens"
+        if "restarts" in found:
+            told += f" ({found['restarts']:,.0f} restarts in all)"
         notes.append(
             f"{told}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
-    return notes + [f"{name}: {visible(remark, 1000)}" for remark in row["remarks"]]
+    return notes
 
 
 def _grouped(
@@ -226,25 +298,51 @@ def _ratio_notes(lines: Sequence[dict[str, Any]], *, short: bool) -> list[str]:
     return notes
 
 
-def write_page(folder: Path, rows: Sequence[dict[str, Any]], plain: Any) -> None:
-    """`plan.json`, `plan.html` and `utilisation.png` in `folder`, which is made."""
+_STYLE = (
+    "body{font:16px/1.45 system-ui,sans-serif;margin:1.5em auto;padding:0 1em;max-width:75em}h1{font-size:1.5em}"
+    "table{border-collapse:collapse}th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #ddd}"
+    "th:first-child,td:first-child{text-align:left}img{max-width:100%;height:auto}"
+    "li{margin:.4em 0;overflow-wrap:anywhere}"
+    "@media(max-width:60em){table,tbody,tr,td{display:block}tr{margin-bottom:1em}tr.head{display:none}"
+    "td{text-align:left;border:0;overflow-wrap:anywhere}td::before{content:attr(data-of) ': ';color:#666}"
+    "td:first-child{font-weight:bold}}"
+)
+
+
+def write_page(
+    folder: Path, rows: Sequence[dict[str, Any]], plain: Any, about: Sequence[str] = ("Plan",)
+) -> None:
+    """`plan.json`, `plan.html` (which needs nothing beside it) and `utilisation.png` in `folder`, which is made.
+
+    Args:
+        folder: where.
+        rows, plain: as of `print_table`.
+        about: the page's title, and lines below it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-    _plot(folder / "utilisation.png", rows)
+    plot = folder / "utilisation.png"
+    _plot(plot, rows)
     keys = _swept(rows)
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in (*keys.values(), *_COLUMNS))
+    columns = [html.escape(column) for column in (*keys.values(), *_COLUMNS)]
     body = "".join(
         "<tr>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in (*_values(row, keys), *_cells(row)))
+        + "".join(
+            f"<td data-of='{column}'>{html.escape(cell)}</td>"
+            for column, cell in zip(columns, (*_values(row, keys), *_cells(row)), strict=True)
+        )
         + "</tr>"
         for row in _once(rows)
     )
+    title, *lines = (html.escape(line) for line in about)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in _notes(rows, plain))
+    picture = base64.b64encode(plot.read_bytes()).decode("ascii")
     page = (
-        "<!doctype html><meta charset='utf-8'><title>Plan</title>"
-        "<style>body{font-family:sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:right}</style>"
-        f"<h1>Plan</h1><table><tr>{head}</tr>{body}</table><p><img src='utilisation.png' alt='compute "
-        f"utilisation'></p><ul>{notes}</ul>\n"
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title>"
+        f"<meta name='viewport' content='width=device-width,initial-scale=1'><style>{_STYLE}</style>"
+        f"<h1>{title}</h1>{''.join(f'<p>{line}</p>' for line in lines)}"
+        f"<table><tr class='head'>{''.join(f'<th>{column}</th>' for column in columns)}</tr>{body}</table>"
+        f"<p><img src='data:image/png;base64,{picture}' alt='compute utilisation'></p><ul>{notes}</ul></html>\n"
     )
     (folder / "plan.html").write_text(page, encoding="utf-8")
 

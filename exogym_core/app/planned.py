@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from netsim.files.units import parse_bits_per_second
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from exogym_core.app.settings import Settings
     from exogym_core.strategy.base import Strategy
@@ -36,6 +38,7 @@ WAN_BANDWIDTH = "wan.bandwidth"
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _BATCH_SIZE = 256
 _SEQUENCE = 2048
+_BILLION = 1e9
 
 
 def parse_tokens(text: str) -> float:
@@ -69,10 +72,13 @@ class Request:
         dollars_per_hour: of one worker, or by its site.
         wan_bandwidth: on every link between sites, as text; None: the topology's.
         devices_per_worker: devices that compute a worker's batch together, without loss, or by its site.
+        utilisation: of devices by site; None: compute's.
+        memory, micro_batch: see `Setting`.
         batch_by_speed: workers' batches go by their devices' speed.
         known: what other requests have found out.
         remarks: what is to be known of the model.
         is_file: the experiment has a task and a number of steps of its own.
+        not_charged: what a run charged and this plan does not.
     """
 
     experiment: Experiment
@@ -81,10 +87,14 @@ class Request:
     dollars_per_hour: float | Mapping[str, float] | None = None
     wan_bandwidth: str | None = None
     devices_per_worker: int | Mapping[str, int] = 1
+    utilisation: Mapping[str, float] | None = None
+    memory: tuple[str, ...] = ()
+    micro_batch: int = 1
     batch_by_speed: bool = False
     known: Known = field(default_factory=Known)
     remarks: tuple[str, ...] = ()
     is_file: bool = True
+    not_charged: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -148,8 +158,7 @@ class Request:
             raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
         if self.wan_bandwidth is not None:
             topology = with_wan_bandwidth(topology, parse_bits_per_second(self.wan_bandwidth))
-        if experiment.compute.updates.speeds or experiment.compute.updates.kind == "measured":
-            raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
+        _refuse_measured(experiment)
         count = settings.workers.count
         num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
         tokens = self.tokens
@@ -172,14 +181,72 @@ class Request:
             self.batch_by_speed,
             Crashes.of(_checked("failures", settings)),
             _checked("until", settings),
-            remarks=self.remarks,
+            self.utilisation,
+            self.memory,
+            self.micro_batch,
+            remarks=(*self.remarks, *self.not_charged),
             known=self.known,
         )
+
+    def about(self) -> list[str]:
+        """What is planned, for people: a title, and lines below it."""
+        experiment, settings = self.experiment, self.experiment.settings
+        name = settings.model.name if settings.model is not None else f"the model of {settings.task.name}"
+        preset = None if settings.model is None else settings.model.options.get("preset")
+        count, batch, length = settings.workers.count, settings.batch_size, self.model.length
+        network = "" if experiment.topology is None else experiment.topology.name
+        size = self.model.num_parameters
+        told = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
+        lines = [
+            f"{name}{f'-{preset}' if preset else ''} on {network}: {count} workers",
+            f"{told} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
+            f"{count * batch * length:,} tokens; {self._compute_told()}",
+        ]
+        if self.tokens is not None:
+            lines.append(
+                f"budget: {self.tokens:,.0f} tokens, {math.ceil(self.tokens / (count * batch * length)):,} steps"
+            )
+        return [*lines, f"a worker's hour: {_priced(self.dollars_per_hour)}"]
+
+    def _compute_told(self) -> str:
+        compute = self.experiment.compute
+        if compute.kind == "flops" and self.utilisation is not None:
+            shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())
+            return f"flops at {shares} of {compute.device or 'each host'}'s peak"
+        return f"computing: {compute.describe()}"
 
     def strategies(self) -> list[tuple[str, Strategy]]:
         """Each strategy by its label, built anew."""
         experiment = self.experiment
         return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
+
+
+def _refuse_measured(experiment: Experiment) -> None:
+    """Raise InputError, with the option that settles it, where a plan would have to run something to know its time."""
+    compute = experiment.compute
+    plain = {key: value for key, value in compute.to_mapping().items() if key not in ("updates", "at_once")}
+    if plain.pop("measured", None) is not None:
+        words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
+        raise InputError(
+            f"plan: a step's computing is measured where it runs; add --set compute='{{{words}}}' with your seconds, "
+            "or plan a run's folder, which has what it measured"
+        )
+    if compute.updates.speeds or compute.updates.kind == "measured":
+        raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
+
+
+def _in_one_line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_one_line(each)}" for key, each in value.items()) + "}"
+    return str(value)
+
+
+def _priced(price: float | Mapping[str, float] | None) -> str:
+    if price is None:
+        return "no price"
+    if isinstance(price, Mapping):
+        return ", ".join(f"{site} {dollars:g}" for site, dollars in price.items()) + " dollars"
+    return f"{price:g} dollars"
 
 
 def _checked(name: str, settings: Settings) -> Any:
@@ -229,7 +296,9 @@ def request_of(
     tokens: str | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
-    utilisation: float | None = None,
+    utilisation: float | Mapping[str, float] | None = None,
+    memory: tuple[str, ...] = (),
+    micro_batch: int = 1,
     devices_per_worker: int | Mapping[str, int] = 1,
     batch_size: int | None = None,
     sequence: int | None = None,
@@ -246,6 +315,14 @@ def request_of(
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
+    not_charged: tuple[str, ...] = ()
+    if path is not None and path.is_dir():
+        path = path / "experiment.yaml"  # of a run, with what it measured
+        stored: Any = load_document(path).data
+        compute = stored.get("compute") if isinstance(stored, dict) else None
+        if isinstance(compute, dict) and "updates" in compute:
+            sets = [*sets, "compute.updates=free"]
+            not_charged = ("optimizers' steps are not charged, which the run did",)
     if path is None:
         document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
     else:
@@ -262,8 +339,9 @@ def request_of(
         workers=workers and {"count": workers},
         batch_size=batch_size,
     )
+    sites = utilisation if isinstance(utilisation, Mapping) else None
     if device is not None or utilisation is not None or (path is None and "compute" not in data):
-        flops = {"device": device, "utilisation": utilisation}
+        flops = {"device": device, "utilisation": None if sites is not None else utilisation}
         given = {key: value for key, value in flops.items() if value is not None}
         data["compute"] = {"flops": given}
     experiment = Experiment.from_document(settled, folder=folder, default_name=name)
@@ -278,7 +356,11 @@ def request_of(
         dollars_per_hour=price,
         wan_bandwidth=bandwidth,
         devices_per_worker=devices_per_worker,
+        utilisation=sites,
+        memory=memory,
+        micro_batch=micro_batch,
         batch_by_speed=batch_by_speed,
+        not_charged=not_charged,
     )
 
 

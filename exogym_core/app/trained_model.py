@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.data.batches import batch_reader
-from exogym_core.planning.models import SequenceModel, without_values
+from exogym_core.planning.models import SequenceModel, kept_bytes, without_values
 from exogym_core.tasks import Task, TokenWindows
 from exogym_core.tasks.task import MissingDataError
 
@@ -47,12 +47,14 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
     is_text = isinstance(inputs, torch.Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     if not is_text:
         remarks += ("its samples are no rows of tokens: a token of this plan is a sample",)
+    length, shapes = inputs.shape[1] if is_text else 1, tree_map(_without_values, batch)
     flops = 0
     if experiment.compute.kind == "flops":
-        counted = count_flops(model, tree_map(_without_values, batch))
+        counted = count_flops(model, shapes)
         counted.warn_or_refuse()
         flops = counted.total // _COUNTED_SAMPLES
-    return SequenceModel(model, inputs.shape[1] if is_text else 1, flops), remarks
+    kept = kept_bytes(model, shapes, length) // _COUNTED_SAMPLES
+    return SequenceModel(model, length, flops, kept), remarks
 
 
 def _without_values(part: Any) -> Any:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from exogym_core.cost.coding import Coding
-from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
+from exogym_core.cost.devices import DTYPES, find_device
 from exogym_core.cost.flops import kept_rng_of
 from exogym_core.cost.timing import seconds_of
 from exogym_core.cost.updates import Updates
-from netsim.files.errors import InputError, unknown_names
+from netsim.files.errors import InputError, unknown_name, unknown_names
 from netsim.files.units import format_seconds, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 
     from exogym_core.cost.coding import CodingTrials
 
-__all__ = ["Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
+__all__ = ["NO_DEVICE", "Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
+
+#: What is said of a host where a step's seconds depend on a device that nobody names.
+NO_DEVICE = (
+    "names no device, so what a step takes there is not known: give compute='measured' (on this machine), "
+    "compute='50 ms' or compute={'flops': {'device': 'a100'}}; in commands --set compute=measured, of a plan "
+    "--device a100"
+)
 
 _DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
 _FREE, _FREE_UPDATES = Coding(), Updates()
@@ -170,8 +177,8 @@ class Compute:
         device, dtype = options.get("device"), options.get("dtype")
         if device is not None:
             find_device(device, "compute.flops: ").flops_for(dtype or "fp32", device)
-        elif dtype is not None:
-            find_device(DEFAULT_DEVICE).flops_for(dtype, DEFAULT_DEVICE)
+        elif dtype is not None and dtype not in DTYPES:
+            raise unknown_name("dtype of compute.flops", str(dtype), DTYPES)
         share = _number("compute.flops.utilisation", options.get("utilisation", _DEFAULT_UTILISATION), 1.0)
         return cls(kind="flops", utilisation=share, device=device, dtype=dtype)
 
@@ -223,15 +230,20 @@ class Compute:
 
         Args:
             flops: operations of the step's forward and backward passes.
-            device: the host's, as the topology names it; None: `DEFAULT_DEVICE`.
+            device: the host's, as the topology names it; None: it names none.
             where: prefix of errors, such as "host us.0: ".
             half: whether the model computes in half precision (autocast).
+
+        Raises:
+            InputError: by FLOPs, and neither this nor the host names a device; or not measured yet.
         """
         if self.kind == "fixed":
             return self.seconds
         if self.kind == "measured":
             raise InputError("compute: 'measured' has no seconds before it has been measured; use fixed")
-        name = self.device or device or DEFAULT_DEVICE
+        name = self.device or device
+        if name is None:
+            raise InputError(f"{where}{NO_DEVICE}")
         dtype = self.dtype or ("bf16" if half else "fp32")
         return flops / (find_device(name, where).flops_for(dtype, name) * self.utilisation)
 

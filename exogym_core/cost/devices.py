@@ -11,12 +11,9 @@ from netsim.topology.devices import device_name, device_table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_DEVICE", "DEVICES", "Device", "find_device"]
+__all__ = ["DEVICES", "DTYPES", "Device", "find_device"]
 
-DEFAULT_DEVICE = "a100"
-"""The device of hosts whose topology names none."""
-
-_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -43,14 +40,14 @@ class Device:
         """
         if dtype in self.flops:
             return self.flops[dtype]
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise unknown_name(f"dtype of device {name}", dtype, self.flops)
         return self.flops["fp32"]
 
 
 DEVICES: dict[str, Device] = {
     name: Device(
-        {dtype: float(row[dtype]) * 1e12 for dtype in _DTYPES if row[dtype]},
+        {dtype: float(row[dtype]) * 1e12 for dtype in DTYPES if row[dtype]},
         row["source"],
         float(row["memory_gb"]) * 1e9 if row["memory_gb"] else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.alike import merged
@@ -11,29 +12,35 @@ from exogym_core.planning.groups import group_seconds, groupings
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.ring_order import ring_orders
 from exogym_core.planning.search import climbed
-from exogym_core.planning.step_ratio import Ratio, law_ratio
+from exogym_core.planning.step_ratio import Ratio, steps_range
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from netsim.topology.topology import Topology
 
-__all__ = ["CANDIDATES", "SEARCHED", "advise", "candidates"]
+__all__ = ["CANDIDATES", "SEARCHED", "Advice", "advise", "candidates"]
 
 _STREAMS = (8, 64)
 _MOST_IN_GROUPS = 16  # ranks that all run, since those of a group meet others than those of another
 _GROUP_STEPS = 30  # steps a round between groups
 _MOST_GROUPINGS = 2  # of which rounds are planned
-_REFINED = 3  # of the fastest candidates, how many are tried with more streams
-_MOST_SEARCHED = 10  # plans of a search for tau and fragments
+_MOST_SEARCHED = 10  # plans of a search for options
+_WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
+_BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
+_ABOUT = 50  # plans that are made in all
 _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest ways
+_MORE_LEFT_OUT = 3  # when one is left out already
 _MOST_COMPARED = 8  # ways by which a site's width is judged
 _MOST_OUTSIDE = 3  # sites that are left out together
 
 #: Options that are searched, of strategies that have them; the first matters most to a loss.
-SEARCHED: Mapping[str, Mapping[str, int]] = {"StreamingDiLoCo": {"tau": 0, "num_fragments": 4}}
+SEARCHED: Mapping[str, Mapping[str, int]] = {
+    "AllReduce": {"bucket_bytes": _BUCKET_BYTES},
+    "StreamingDiLoCo": {"tau": 0, "num_fragments": 4},
+}
 
 #: Strategies and options that are tried; those that are not here yet are left out.
 CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
@@ -60,116 +67,280 @@ def advise(
 ) -> dict[str, Any]:
     """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
 
-    What does not fit into the devices' memory is ranked last.
+    Args:
+        setting: with `tokens`.
+        ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
+
+    Returns:
+        As `Advice.result`.
+    """
+    found = Advice(setting, ratios)
+    found.search()
+    return found.result()
+
+
+class Advice:
+    """A search for the soonest and cheapest way to a budget of tokens.
 
     Args:
         setting: with `tokens`.
-        ratios: steps to the same loss by strategy; their days are multiplied with the mean. Without one for any of
-            them, DiLoCo's published scaling law is applied to those of which it speaks.
+        ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
+        tell: called before each plan with how many were made, about how many there will be, and the next one's name.
 
-    Returns:
-        `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
-        hosts that act as one, `left_out`, `worker_hours`, `days_low`, `days_high` and `pareto`), `ring`, `explained`:
-        what may surprise, and `unknown`: what the ranking does not know.
+    Attributes:
+        rows: every plan so far, as a mapping; may be read while the search goes on.
     """
-    rows = [_row(name, options, setting) for name, options in candidates(setting)]
-    rows += _grouped(setting, min(row["seconds_per_step"] for row in rows))
-    rows = merged(sorted([*rows, *_searched(rows, setting)], key=_place), SEARCHED)
-    protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
-    if Protocol.parse(protocol).has_windows:
-        mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
-        rows += [
-            {**_row(row["strategy"], row["options"], faster), "streams": streams, "groups": row["groups"]}
-            for row in rows[:_REFINED]
-            for streams in _STREAMS
-            for faster in [replace(_placed(setting, row), protocol={**mapping, "streams": streams})]
-        ]
-    best = min(rows, key=_place)
-    explained = [*_explained(rows), *_what_would_fit(rows, setting)]
-    rows += _smaller(best, setting)
-    for row in rows:
-        _apply(_ratio_of(row, setting, ratios), row)
-    rows = merged(sorted(rows, key=_place), SEARCHED)
-    rows.sort(key=_place)
-    _mark_front(rows)
-    payload = 4 * setting.model.num_parameters
-    return {
-        "ranked": rows,
-        "ring": ring_orders(setting.topology, payload, setting.protocol),
-        "explained": explained,
-        "unknown": _unknown(rows, ratios),
-    }
+
+    def __init__(
+        self,
+        setting: Setting,
+        ratios: Mapping[str, Ratio] | None = None,
+        tell: Callable[[int, int, str], None] | None = None,
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._setting, self._ratios, self._tell = setting, ratios, tell
+        self._explained: list[str] = []
+
+    def search(self) -> None:
+        """Plan candidates, and from the best of each strategy its options, streams, groups of hosts and sites."""
+        setting = self._setting
+        for name, options in candidates(setting):
+            self._plan(name, options, setting)
+        self._search_options()
+        self._group()
+        self._explained = [*_explained(self.rows), *_what_would_fit(self.rows, setting)]
+        self._widen()
+        self._leave_out()
+
+    def result(self) -> dict[str, Any]:
+        """What was found so far.
+
+        Returns:
+            `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
+            hosts that act as one, `left_out`, `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high`
+            and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap),
+            `dominated`: others, which one of these beats in time and money; `ring`, `explained`: what may surprise, and
+            `unknown`: what the ranking does not know.
+        """
+        setting = self._setting
+        rows = [self._with_bands(row) for row in self.rows]
+        rows = merged(sorted(rows, key=_order), SEARCHED)
+        kept = [row for row in rows if not any(_beats(other, row) for other in rows)]
+        baseline = min((row for row in rows if row["strategy"] == "AllReduce"), key=_order, default=None)
+        if baseline is not None and baseline not in kept:
+            kept.append(baseline)
+        for row in kept:
+            row["place"] = 1 + sum(_is_sooner(other, row) for other in kept)
+            row["pareto"] = row["fits"] is not False and not any(_beats(other, row) for other in rows)
+        kept.sort(key=lambda row: (row["fits"] is False, row["place"], *_order(row)))
+        return {
+            "ranked": kept,
+            "dominated": [row for row in rows if row not in kept],
+            "ring": ring_orders(setting.topology, 4 * setting.model.num_parameters, setting.protocol),
+            "explained": self._explained,
+            "unknown": _unknown(kept, self._ratios),
+        }
+
+    def _with_bands(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with what its strategy needs in time and money to the loss that data-parallel has after the budget."""
+        ratio = self._ratio_of(row)
+        low, mean, high = ratio.low, ratio.mean, ratio.high
+        cost = row["cost"]
+
+        def times(amount: float | None, factor: float) -> float | None:
+            return None if amount is None or math.isinf(factor) else amount * factor
+
+        return {
+            **row,
+            "days_low": row["days"] * low,
+            "days": row["days"] * mean,
+            "days_high": times(row["days"], high),
+            "cost_low": times(cost, low),
+            "cost": times(cost, mean),
+            "cost_high": times(cost, high),
+            "cost_by": {of: times(part, mean) for of, part in row["cost_by"].items()},
+            "worker_hours": row["worker_hours"] * mean,
+            "steps_ratio": ratio.told(),
+        }
+
+    def _ratio_of(self, row: Mapping[str, Any]) -> Ratio:
+        """By the user's runs where there are any, else by what was published or measured here."""
+        name, options = row["strategy"], row["options"]
+        if self._ratios and name in self._ratios:
+            return self._ratios[name]
+        workers = row["workers"] // options.get("ranks_per_worker", 1)
+        return steps_range(name, options, self._setting.model.num_parameters, workers, self._setting.tokens)
+
+    def _plan(self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any) -> dict[str, Any]:
+        """Plan one row more; `labels`: what is to be known of its setting."""
+        if self._tell is not None:
+            told = ", ".join(f"{key}={value}" for key, value in options.items())
+            self._tell(len(self.rows), max(_ABOUT, len(self.rows) + 1), f"{name}({told})")
+        made: Plan = measure(build_strategy(name, **options), setting, name)
+        row = {
+            **made.to_mapping(),
+            "options": dict(options),
+            "streams": None,
+            "left_out": None,
+            "groups": None,
+            "workers": setting.num_ranks,
+            "worker_hours": (made.days or 0.0) * 24 * setting.num_ranks,
+            **labels,
+        }
+        self.rows.append(row)
+        return row
+
+    def _search_options(self) -> None:
+        """From the best of each strategy whose options are searched, with each codec that is nearly as soon."""
+        for name, starts in SEARCHED.items():
+            best: dict[Any, dict[str, Any]] = {}
+            for row in sorted((row for row in self.rows if row["strategy"] == name), key=_order):
+                best.setdefault(row["options"].get("codec"), row)
+            soonest = min((row["days"] for row in best.values()), default=0.0)
+            for row in best.values():
+                if row["days"] <= _WORTH_SEARCHING * soonest:
+                    start = {**row["options"]}
+                    start |= {key: start.get(key, least) for key, least in starts.items()}
+                    planned = partial(self._plan, name, setting=self._setting)
+                    climbed(start, row, list(starts), planned, _MOST_SEARCHED)
+
+    def _group(self) -> None:
+        """Rounds between groups of near hosts, which average gradients at each step inside.
+
+        For each number of groups its hosts are searched; those that are soonest by one collective inside and one
+        between are planned, unless gradients inside alone take longer than the soonest step of all others.
+        """
+        setting = self._setting
+        if setting.num_ranks > _MOST_IN_GROUPS:
+            return
+        topology, payload = setting.topology, 4 * setting.model.num_parameters
+        soonest = min(row["seconds_per_step"] for row in self.rows)
+        hosts = topology.place(setting.num_ranks, setting.placement)
+        found = []
+        for grouping in groupings(topology, hosts, payload):
+            inside, between = group_seconds(topology, hosts, grouping, payload)
+            if inside < soonest:
+                found.append((_GROUP_STEPS * inside + between, grouping))
+        for _, (size, order) in sorted(found)[:_MOST_GROUPINGS]:
+            names = [topology.hosts[hosts[place]].name for place in order]
+            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
+            groups = [names[at : at + size] for at in range(0, len(names), size)]
+            self._plan("DiLoCo", options, replace(setting, placement=names), groups=groups)
+
+    def _widen(self) -> None:
+        """The best of each strategy with more streams, where streams have windows."""
+        protocol = (
+            self._setting.protocol if self._setting.protocol is not None else self._setting.topology.protocol
+        )
+        if not Protocol.parse(protocol).has_windows:
+            return
+        best: dict[str, dict[str, Any]] = {}
+        for row in sorted(self.rows, key=_order):
+            best.setdefault(row["strategy"], row)
+        for row in best.values():
+            for streams in _STREAMS:
+                wider = _with_streams(_placed(self._setting, row), streams)
+                self._plan(row["strategy"], row["options"], wider, streams=streams, groups=row["groups"])
+
+    def _leave_out(self) -> None:
+        """The best without one site, and without more while that is sooner, if every worker has a host of its own.
+
+        Of groups that lie in several sites none is broken up.
+        """
+        best = min(self.rows, key=_order)
+        setting = _placed(self._setting, best)
+        if best["streams"]:
+            setting = _with_streams(setting, best["streams"])
+        hosts = setting.topology.place(setting.num_ranks, setting.placement)
+        if len(set(hosts)) < len(hosts):
+            return
+        outside: list[str] = []
+        soonest = best["days"]
+        while len(outside) < _MOST_OUTSIDE:
+            sites = [
+                site
+                for site in _narrowest_first(setting, hosts)
+                if site not in outside and not _is_part_of_a_group(site, best, setting.topology)
+            ]
+            if len(sites) < 3:
+                return
+            tried = [
+                self._without([*outside, site], best, setting)
+                for site in sites[: _MOST_LEFT_OUT if not outside else _MORE_LEFT_OUT]
+            ]
+            row = min(tried, key=_order)
+            if row["fits"] is False or row["days"] >= soonest:
+                return
+            soonest, outside = row["days"], row["left_out"].split(" and ")
+
+    def _without(self, sites: Sequence[str], best: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+        """The best candidate without some sites."""
+        smaller = setting.without(sites)
+        kept = set(smaller.placement or ())
+        groups = [group for group in best["groups"] or () if set(group) <= kept] or None
+        labels = {"streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
+        return self._plan(best["strategy"], best["options"], smaller, **labels)
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Strategies and options that are tried; those that are not here yet are left out."""
+    large = 4 * setting.model.num_parameters // _BUCKETS
     for name, options in CANDIDATES:
         if name in STRATEGIES:
-            yield name, options
+            buckets = {"bucket_bytes": large} if name == "AllReduce" and large > _BUCKET_BYTES else {}
+            yield name, {**options, **buckets}
 
 
-def _grouped(setting: Setting, soonest: float) -> Iterator[dict[str, Any]]:
-    """Rounds between groups of near hosts, which average gradients at each step inside.
+def _with_streams(setting: Setting, streams: int) -> Setting:
+    protocol = setting.protocol if setting.protocol is not None else setting.topology.protocol
+    mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
+    return replace(setting, protocol={**mapping, "streams": streams})
 
-    For each number of groups its hosts are searched; those that are soonest by one collective inside and one between
-    are planned, unless gradients inside alone take longer than the soonest step of all others.
+
+def _money(row: Mapping[str, Any]) -> tuple[float, float]:
+    """The ends of what a row costs: dollars, or worker hours where hours have no price."""
+    ratio = row["steps_ratio"]
+    high = math.inf if ratio["high"] is None else ratio["high"]
+    amount = row["cost"] if row["cost_by"].get("workers") is not None else row["worker_hours"]
+    a_ratio = amount / ratio["mean"] if ratio["mean"] else amount
+    return a_ratio * ratio["low"], a_ratio * high
+
+
+def _high(row: Mapping[str, Any]) -> float:
+    return math.inf if row["days_high"] is None else float(row["days_high"])
+
+
+def _is_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a row is sooner whatever the steps are that both need; what does not fit comes last."""
+    if (row["fits"] is False) != (other["fits"] is False):
+        return other["fits"] is False
+    return row is not other and bool(_high(row) < other["days_low"])
+
+
+def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a row is both sooner and cheaper, whatever the steps are that both need.
+
+    Of rows that learn alike it is enough that their days and money are less, as they need as many steps.
     """
-    if setting.num_ranks > _MOST_IN_GROUPS:
-        return
-    topology = setting.topology
-    hosts = topology.place(setting.num_ranks, setting.placement)
-    payload = 4 * setting.model.num_parameters
-    found = []
-    for grouping in groupings(topology, hosts, payload):
-        inside, between = group_seconds(topology, hosts, grouping, payload)
-        if inside < soonest:
-            found.append((_GROUP_STEPS * inside + between, grouping))
-    for _, (size, order) in sorted(found)[:_MOST_GROUPINGS]:
-        names = [topology.hosts[hosts[place]].name for place in order]
-        options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
-        row = _row("DiLoCo", options, replace(setting, placement=names))
-        yield {**row, "groups": [names[at : at + size] for at in range(0, len(names), size)]}
+    if row is other or row["fits"] is False:
+        return False
+    if other["fits"] is False:
+        return True
+    if _learning(row) == _learning(other):
+        mine, theirs = (row["days"], _money(row)[0]), (other["days"], _money(other)[0])
+        return mine != theirs and all(one <= two for one, two in zip(mine, theirs, strict=True))
+    return _is_sooner(row, other) and _money(row)[1] < _money(other)[0]
 
 
-def _ratio_of(row: Mapping[str, Any], setting: Setting, ratios: Mapping[str, Ratio] | None) -> Ratio | None:
-    """By the user's runs where there are any, else by the published law."""
-    if ratios:
-        return ratios.get(row["strategy"])
-    workers = row["workers"] // row["options"].get("ranks_per_worker", 1)
-    return law_ratio(row["strategy"], row["options"], setting.model.num_parameters, workers, setting.tokens)
+def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides how many steps a row needs."""
+    options = tuple(sorted((name, value) for name, value in row["options"].items() if name != "bucket_bytes"))
+    return row["strategy"], options, row["workers"]
 
 
-def _apply(ratio: Ratio | None, row: dict[str, Any]) -> None:
-    """Days and money of a row, and their range, by how many steps it needs.
-
-    A law that has a strategy need fewer steps than data-parallel counts as 1, as it does not speak of all strategies.
-    """
-    low, mean, high = (ratio.low, ratio.mean, ratio.high) if ratio else (1.0, 1.0, 1.0)
-    if ratio is not None and ratio.is_law:
-        mean, high = max(mean, 1.0), max(high, 1.0)
-    days = row["days"]
-    row |= {"days": days * mean, "days_low": days * low, "days_high": days * high}
-    row["worker_hours"] *= mean
-    row["cost"] = None if row["cost"] is None else row["cost"] * mean
-    row["cost_by"] = {of: None if part is None else part * mean for of, part in row["cost_by"].items()}
-    row["steps_ratio"] = vars(ratio) if ratio else None
-
-
-def _searched(rows: Sequence[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
-    """From the best of each strategy whose options are searched, what the search has planned."""
-    found = []
-    for name, starts in SEARCHED.items():
-        own = [row for row in rows if row["strategy"] == name]
-        if not own:
-            continue
-        best = min(own, key=_place)
-        start = {**best["options"], **{key: best["options"].get(key, least) for key, least in starts.items()}}
-
-        def planned(options: Mapping[str, Any], name: str = name) -> dict[str, Any]:
-            return _row(name, options, setting)
-
-        found += [dict(row) for row in climbed(start, best, list(starts), planned, _MOST_SEARCHED)]
-    return found
+def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """What fits into the devices' memory comes first, and what is sooner."""
+    return row["fits"] is False, row["days"]
 
 
 def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -180,13 +351,21 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
         if row["groups"] and not row["streams"]
     ]
+    slower: set[tuple[str, str]] = set()
     for row in rows:
         plain = {key: value for key, value in row["options"].items() if key != "codec"}
         same = next(
             (other for other in rows if other["strategy"] == row["strategy"] and other["options"] == plain),
             None,
         )
-        if "codec" in row["options"] and same is not None and row["days"] > same["days"]:
+        pair = (row["strategy"], str(row["options"].get("codec")))
+        if (
+            "codec" in row["options"]
+            and same is not None
+            and row["days"] > same["days"]
+            and pair not in slower
+        ):
+            slower.add(pair)
             told.append(
                 f"{row['strategy']} is slower in {row['options']['codec']}: codes cannot be added up on the way, so "
                 f"each part goes to one rank and its mean to all, {row['wan_bytes'] / 1e9:.3g} GB between sites a "
@@ -211,60 +390,11 @@ def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list
     ]
 
 
-def _place(row: Mapping[str, Any]) -> tuple[bool, float]:
-    """What fits into the devices' memory comes first, and what is sooner."""
-    return row["fits"] is False, row["days"]
-
-
 def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
     """The setting with ranks where a row has its groups."""
     if row["groups"] is None:
         return setting
     return replace(setting, placement=[host for group in row["groups"] for host in group])
-
-
-def _row(name: str, options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    made: Plan = measure(build_strategy(name, **options), setting, name)
-    days = made.days or 0.0
-    return {
-        **made.to_mapping(),
-        "options": dict(options),
-        "streams": None,
-        "left_out": None,
-        "groups": None,
-        "workers": setting.num_ranks,
-        "worker_hours": days * 24 * setting.num_ranks,
-    }
-
-
-def _smaller(best: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
-    """The best without one site, and without more while that is sooner, if every worker has a host of its own.
-
-    Of groups that lie in several sites none is broken up.
-    """
-    setting = _placed(setting, best)
-    topology = setting.topology
-    hosts = topology.place(setting.num_ranks, setting.placement)
-    if len(set(hosts)) < len(hosts):
-        return []
-    rows: list[dict[str, Any]] = []
-    outside: list[str] = []
-    soonest = best["days"]
-    while len(outside) < _MOST_OUTSIDE:
-        sites = [
-            site
-            for site in _narrowest_first(setting, hosts)
-            if site not in outside and not _is_part_of_a_group(site, best, topology)
-        ]
-        if len(sites) < 3:
-            break
-        tried = [_without([*outside, site], best, setting) for site in sites[:_MOST_LEFT_OUT]]
-        rows += tried
-        row = min(tried, key=_place)
-        if row["fits"] is False or row["days"] >= soonest:
-            break
-        soonest, outside = row["days"], row["left_out"].split(" and ")
-    return rows
 
 
 def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
@@ -285,19 +415,6 @@ def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
     return sorted(names, key=lambda site: widest[site])
 
 
-def _without(sites: Sequence[str], best: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """What the best candidate needs without some sites."""
-    topology = setting.topology
-    smaller = setting.without(sites)
-    if best["streams"]:
-        protocol = setting.protocol if setting.protocol is not None else topology.protocol
-        mapping = {"preset": protocol} if isinstance(protocol, str) else dict(protocol or {})
-        smaller = replace(smaller, protocol={**mapping, "streams": best["streams"]})
-    made = _row(best["strategy"], best["options"], smaller)
-    groups = [group for group in best["groups"] or () if set(group) <= set(smaller.placement or ())] or None
-    return {**made, "streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
-
-
 def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -> bool:
     """Whether a group has hosts of this site and of others."""
     for group in row["groups"] or ():
@@ -307,63 +424,34 @@ def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -
     return False
 
 
-def _mark_front(rows: Sequence[dict[str, Any]]) -> None:
-    """Mark what no other row beats in both days and money (worker hours where no price is known)."""
-    cheapest = float("inf")
-    for row in rows:  # by days, what does not fit at the end
-        priced = row["cost_by"].get("workers") is not None
-        money = row["cost"] if priced else row["worker_hours"]
-        row["pareto"] = money < cheapest and row["fits"] is not False
-        cheapest = min(cheapest, money)
-
-
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
     told = [
-        "the loss at this scale: strategies are ranked by time to the same number of tokens, as if each needed as "
-        "many steps to a loss, but for the ratios named here"
+        "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
+        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
+        "which is sooner"
     ]
-    told += _told_ratios(rows, ratios) if ratios else _told_law(rows)
+    told += _told_ratios(rows, ratios or {})
     told.append(
         "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
     )
     if any(row["fits"] is False for row in rows):
         told.append(
-            "how states that do not fit are sharded or offloaded: such rows are ranked last, and their times take "
-            "them to fit"
+            "how long rows that do not fit would take: their times take them to fit, and they are ranked last"
         )
-    told.append("what activations take of a device's memory: weights, gradients and states are counted")
     return told
 
 
 def _told_ratios(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
-    told = [
-        f"{name}: {ratio.mean:.2f} times the steps ({ratio.low:.2f} to {ratio.high:.2f}) by {ratio.source}; "
-        "measured on a small model, and applied as it is"
-        for name, ratio in ratios.items()
-    ]
-    missing = sorted({row["strategy"] for row in rows} - set(ratios))
-    return told + ([f"no ratio of steps for {', '.join(missing)}: taken as 1"] if missing else [])
-
-
-def _told_law(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The law's ratios, one for each number of workers, as its plainest row has it; else that it says nothing."""
-    lawful = [row for row in rows if row["steps_ratio"] is not None]
-    if not lawful:
-        return [
-            "DiLoCo's scaling law (arXiv 2503.09799) is for 35M to 10B parameters, up to 8 workers, H from 30 on "
-            "and 10 to 320 tokens a parameter: it is not applied here; --runs applies steps of a run of yours"
-        ]
-    plainest: dict[float, Mapping[str, Any]] = {}
-    for row in sorted(lawful, key=lambda row: len(row["steps_ratio"]["source"])):
-        plainest.setdefault(row["steps_ratio"]["mean"], row["steps_ratio"])
-    told = [
-        f"DiLoCo and StreamingDiLoCo: {ratio['mean']:.2f} times data-parallel's steps ({ratio['low']:.2f} to "
-        f"{ratio['high']:.2f}) by {ratio['source']}"
-        + ("; fewer than data-parallel's count as 1" if ratio["mean"] < 1 else "")
-        for ratio in plainest.values()
-    ]
-    told.append(
-        "what longer rounds than H = 30, codecs and fragments add to that ratio (the law has none of them), and that "
-        "of every other strategy, taken as 1; --runs applies steps of a run of yours"
-    )
-    return told
+    """A line a strategy: its range of steps over all its rows, and where that comes from."""
+    by_strategy: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["steps_ratio"]["low"] != row["steps_ratio"]["high"] or row["strategy"] in ratios:
+            by_strategy.setdefault(row["strategy"], []).append(row["steps_ratio"])
+    lines = []
+    for name, found in by_strategy.items():
+        low, ends = min(each["low"] for each in found), [each["high"] for each in found]
+        high = "any number of" if None in ends else f"{max(ends):.2f}"
+        source = max((each["source"] for each in found), key=len)
+        line = f"{name}: {low:.2f} to {high} times data-parallel's steps ({source})"
+        lines.append(line + ("; measured on a small model, and applied as it is" if name in ratios else ""))
+    return lines if ratios else [*lines, "--runs DIR takes the steps of a run of yours instead"]

@@ -98,7 +98,10 @@ def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
         "tokens_lost_per_crash": loss.tokens,
         "times_as_long": factor,
     }
-    return replace(quiet.slowed(factor), failures=told, remarks=tuple(remarks))
+    slowed = quiet.slowed(factor)
+    if slowed.days is not None:
+        told["restarts"] = told["crashes_per_day"] * slowed.days
+    return replace(slowed, failures=told, remarks=tuple(remarks))
 
 
 def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int]) -> Loss:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from exogym_core.communicator.simulated.simulation import reckons_crowd
 from exogym_core.planning.failures import with_failures
+from exogym_core.planning.memory import MEMORY_CHOICES
 from exogym_core.planning.needs import SECONDS_A_DAY, Plan
 from exogym_core.planning.pace import Pace, pace_apart, pace_together
 from exogym_core.planning.rank import draws_bytes
@@ -15,8 +17,16 @@ from exogym_core.planning.rhythm import Rhythm, rhythm
 from exogym_core.planning.rounds import repeats_from
 from exogym_core.planning.setting import Setting
 from exogym_core.planning.simulated_rounds import SimulatedRounds
-from exogym_core.planning.weather import num_rounds_needed, told_of_rounds
+from exogym_core.planning.weather import (
+    changes_between,
+    differs_for_ever,
+    num_rounds_needed,
+    told_of_rounds,
+)
 from exogym_core.training.servers import with_servers
+from netsim.files.errors import InputError
+from netsim.files.units import format_seconds
+from netsim.topology.weather import Weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,13 +35,17 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["Measured", "Plan", "Setting", "measure"]
+__all__ = ["Measured", "Plan", "RefusedPlanError", "Setting", "measure"]
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
 _ROUNDS_WITHOUT_MEMORY = 2  # on networks on which connections have none
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
-_STEPS_WITHOUT_RHYTHM = 64
+_NOTICEABLE = 1.01  # times the budget's steps
+
+
+class RefusedPlanError(InputError):
+    """There is no honest answer for a strategy here; others of the same request may have one."""
 
 
 class Measured:
@@ -43,7 +57,7 @@ class Measured:
         rounds: those that were simulated.
         rounds_of: another number of them.
         figures: what was simulated.
-        first_round_seconds: what its first round took.
+        are_peers_new: ranks meet others in other rounds.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting, label: str | None = None) -> None:
@@ -53,10 +67,12 @@ class Measured:
         found = known.once(("rhythm", key, num_ranks), lambda: rhythm(strategy, num_ranks))
         remarks: tuple[str, ...] = ()
         if found.period is None:
-            found, num_rounds = Rhythm(_STEPS_WITHOUT_RHYTHM), 1
+            found, num_rounds = Rhythm(found.num_steps), 1
             remarks = (f"its steps have no rhythm: figures are means over its first {found.period} steps",)
         else:
             num_rounds = _rounds_at_first(strategy, setting, found)
+        if found.begins_longer:
+            remarks += _told_of_a_beginning(name, setting)
         self.strategy, self.setting = strategy, setting
         durations = setting.durations()
         self.rounds_of = partial(
@@ -80,19 +96,15 @@ class Measured:
             self.rounds = self.rounds_of(_ROUNDS)
             figures = self._simulated(setting)
         if strategy.is_synchronous and not found.are_peers_new:
-            weather, compute = setting.topology.weather, setting.compute
-            calls = self.rounds.calls_a_round
-            needed = num_rounds_needed(compute, weather, figures.round_seconds, calls, budget)
-            if calls and needed > len(figures.round_seconds):
-                figures = self._simulated(setting, needed)
-            remarks += told_of_rounds(compute, weather, figures.round_seconds, budget)
+            figures, told_weather = self._through_weather(figures, budget)
+            remarks += told_weather
         is_crowded = any("direct" in names for names in figures.collectives.values())
         if is_crowded and reckons_crowd(num_ranks) and not setting.topology.weather:
             remarks += (
                 f"what {num_ranks:,} ranks send each other at once is reckoned from the busiest link",
             )
         self.figures = figures
-        self.first_round_seconds = figures.round_seconds[0]
+        self.are_peers_new = found.are_peers_new
         if strategy.is_synchronous:
             pace = pace_together(
                 figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever()
@@ -101,10 +113,26 @@ class Measured:
             pace = pace_apart(figures)
         told = _told(name, setting, figures, found.period, pace._replace(remarks=(*remarks, *pace.remarks)))
         self.plan = replace(told, expected_bytes=draws_bytes(strategy))
+        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
         if setting.failures is not None:
             self.plan = with_failures(self, setting.failures)
         if setting.until is not None:
             self.plan = self.plan.ended(setting.until)
+
+    def _through_weather(
+        self, figures: RoundFigures, budget: int | None
+    ) -> tuple[RoundFigures, tuple[str, ...]]:
+        """More rounds, where the network or devices change beyond those in `figures`, and remarks."""
+        weather, compute = self.setting.topology.weather, self.setting.compute
+        calls = self.rounds.calls_a_round
+        needed = num_rounds_needed(compute, weather, figures.round_seconds, calls, budget)
+        if needed > len(figures.round_seconds):
+            if calls:
+                figures = self._simulated(self.setting, needed)
+            elif not differs_for_ever(compute, weather):  # what ranks request cannot be lengthened
+                self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
+                figures = self._simulated(self.setting)
+        return figures, told_of_rounds(compute, weather, figures.round_seconds, budget)
 
     @property
     def has_absences(self) -> bool:
@@ -132,22 +160,29 @@ class Measured:
             whole=whole,
         )
 
-    def first_round_on(self, setting: Setting) -> float:
-        """Seconds of the first round on another network, its algorithms as they were chosen on the own one."""
-        return self._simulated(setting, 1).round_seconds[0]
+    def later_round(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
+        """Seconds of a round that is not the first, in a setting that differs in the network or in computing alone.
 
-    def first_round_computing(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
-        """Seconds of the first round where workers compute as in another setting.
+        Collectives go by the algorithms that were chosen on the own network; what is set to change on it does not.
 
         Args:
-            setting: differs in devices, batches or chance alone.
-            factors: on each worker's seconds; None: 1.
+            setting: with the same workers.
+            factors: on each worker's seconds of computing; None: those of the own setting.
         """
-        durations = setting.durations()
-        factors = factors if factors is not None else [1.0] * len(durations)
-        seconds = [_times(each.seconds, factor) for each, factor in zip(durations, factors, strict=True)]
-        rounds = self.rounds.computing([*seconds, *[_no_time] * self.strategy.num_servers])
-        return self._simulated(setting, 1, rounds).round_seconds[0]
+        if not setting.differs_for_ever():
+            setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
+        rounds = self.rounds
+        if factors is not None:
+            durations = zip(setting.durations(), factors, strict=True)
+            seconds = [_times(each.seconds, factor) for each, factor in durations]
+            rounds = rounds.computing([*seconds, *[_no_time] * self.strategy.num_servers])
+        if not self.strategy.is_synchronous:
+            return pace_apart(self._simulated(setting, rounds=rounds)).seconds
+        # Where rounds differ from each other the mean is over as many as were simulated, but for very many.
+        is_alike = not (setting.differs_for_ever() or self.setting.differs_for_ever() or self.are_peers_new)
+        number = 2 if is_alike else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
+        ends = self._simulated(setting, number, rounds).round_seconds
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
 
 
 def _times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:
@@ -189,8 +224,15 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
     tokens_a_round = setting.tokens_a_round(period)
     days = cost = None
     cost_by: dict[str, float | None] = {}
-    if setting.tokens is not None:
-        rounds = setting.tokens / tokens_a_round
+    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by those who were away
+    rounds = setting.num_rounds(period, missed)
+    remarks = pace.remarks
+    if missed:
+        remarks += (
+            f"{missed:,} times a worker was away at a round's end, and what it had computed does not count",
+        )
+    if rounds is not None:
+        remarks += _told_of_whole_rounds(setting, period)
         days = pace.seconds_until(rounds) / SECONDS_A_DAY
         egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
         hourly = setting.hourly_dollars()
@@ -199,6 +241,12 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         # Without a price of hours, what links charge is all that is known.
         cost = egress if workers is None and egress else None if workers is None else workers + egress
     available = setting.memory_available()
+    per_second = tokens_a_round / pace.seconds if pace.seconds else float("inf")
+    worked = None
+    if rounds is not None and days is not None:  # cold connections, weather and all
+        worked = rounds * tokens_a_round - missed * setting.tokens_a_round(period) / setting.num_ranks
+        per_second = worked / (days * SECONDS_A_DAY) if days else per_second
+    memory = setting.memory_of(figures.memory)
     from_servers = figures.server_wan_bytes / num_rounds
     return Plan(
         strategy=name,
@@ -207,23 +255,68 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         steps_per_round=period,
         compute_utilisation=pace.computing_seconds / pace.seconds if pace.seconds else 1.0,
         exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
-        tokens_per_second=tokens_a_round / pace.seconds if pace.seconds else float("inf"),
+        tokens_per_second=per_second,
         days=days,
         cost=cost,
         cost_by=cost_by,
         bytes_per_worker=max(_a_round(figures.bytes_sent, pace.span)),
         payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
         wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
-        memory_per_worker=figures.memory["total"],
-        memory=figures.memory,
+        memory_per_worker=memory["total"],
+        memory=memory,
+        memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
+        mfu=setting.mfu(pace.seconds / period),
         memory_available=available,
-        fits=None if available is None else figures.memory["total"] <= available,
+        fits=None if available is None else memory["total"] <= available,
         steady=pace.steady,
-        tokens=setting.tokens,
+        tokens=worked,
+        rounds=rounds,
+        steps=None if rounds is None else rounds * period,
+        global_batch=setting.num_ranks * setting.batch_size,
+        tokens_per_step=setting.tokens_a_round(1),
         staleness=sum(figures.staleness) / len(figures.staleness) if figures.staleness else None,
         collectives=figures.collectives,
-        remarks=pace.remarks,
+        remarks=remarks,
     )
+
+
+def _told_of_a_beginning(name: str, setting: Setting) -> tuple[str, ...]:
+    """A remark where a share of a run is unlike the rest of it; with a budget there is no plan."""
+    told = "begins with steps that send other bytes than later ones, for a share of the run"
+    if setting.tokens is not None:
+        raise RefusedPlanError(
+            f"plan: {name}: it {told}, so its days are not those of later rounds; set how many steps that are "
+            "(such as freeze_step), or plan it without --tokens"
+        )
+    return (f"it {told}: figures are for later ones",)
+
+
+def _told_of_whole_rounds(setting: Setting, period: int) -> tuple[str, ...]:
+    """A remark where whole rounds are noticeably more than the budget."""
+    rounds = setting.num_rounds(period)
+    assert setting.tokens is not None
+    assert rounds is not None
+    steps = math.ceil(setting.tokens / setting.tokens_a_round(1) - 1e-9)
+    if rounds * period <= steps * _NOTICEABLE:
+        return ()
+    return (
+        f"the budget is {steps:,} steps, and whole rounds are planned: {rounds:,} of {period:,} steps, "
+        f"{rounds * setting.tokens_a_round(period):,} tokens",
+    )
+
+
+def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequence[float]) -> None:
+    """Raise RefusedPlanError where the network goes on to change during the budget, after what was simulated."""
+    simulated = ends[-1] if ends else 0.0  # of workers at their own pace means are known alone
+    end = 0.0 if plan.days is None else plan.days * SECONDS_A_DAY
+    end = end if setting.until is None else min(end, setting.until)
+    unseen = changes_between(setting.topology.weather, simulated, end)
+    if unseen:
+        raise RefusedPlanError(
+            f"plan: {name}: {unseen:,} changes of the network come after the {format_seconds(simulated)} whose "
+            f"rounds are simulated one by one, and before the budget's end, so its days are not known; plan fewer "
+            "--tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
+        )
 
 
 def _a_round(counts: list[list[int]], span: int) -> list[float]:

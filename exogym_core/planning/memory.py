@@ -7,22 +7,52 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["worker_memory"]
+__all__ = ["MEMORY_CHOICES", "memory_in_use", "worker_memory"]
 
 _DEEPEST = 12
+
+#: How a worker may keep less in memory, and what that means.
+MEMORY_CHOICES: Mapping[str, str] = {
+    "bf16": "weights, gradients and optimizer states in two bytes a number instead of four",
+    "8bit": "optimizer states in one byte a number",
+    "offload": "optimizer and outer states in the machine's memory",
+    "checkpointing": "of activations the layers' inputs alone, the rest computed again",
+}
+
+
+def memory_in_use(
+    states: Mapping[str, int], activations: int, checkpointed: int, choices: Sequence[str]
+) -> dict[str, int]:
+    """Bytes on a worker's devices by purpose, with `activations`, as the choices make them.
+
+    Args:
+        states: of `worker_memory`.
+        activations: bytes of them.
+        checkpointed: bytes of them where each layer is computed again.
+        choices: of MEMORY_CHOICES.
+    """
+    found = {name: size for name, size in states.items() if name != "total"}
+    found["activations"] = checkpointed if "checkpointing" in choices else activations
+    if "bf16" in choices:
+        found |= {name: found[name] // 2 for name in ("weights", "gradients", "optimizer")}
+    if "8bit" in choices:
+        found["optimizer"] = states["optimizer"] // 4
+    if "offload" in choices:
+        found |= {"optimizer": 0, "outer": 0}
+    return {**found, "total": sum(found.values())}
 
 
 def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
     """Bytes by purpose: `weights`, `gradients`, `optimizer`, `outer` (all else that the strategy keeps), `total`.
 
-    Storages count once, whoever shares them. Activations and what a round holds for an instant are not counted:
-    they depend on how the model is computed.
+    Storages count once, whoever shares them. Activations are added by `memory_in_use`; what a round holds for an
+    instant is not counted.
     """
     seen: set[int] = set()
     parameters = list(model.parameters())

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
@@ -16,9 +17,7 @@ from netsim.files.errors import unknown_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
-__all__ = ["PLANNED_MODELS", "SequenceModel", "planned_model", "without_values"]
+__all__ = ["PLANNED_MODELS", "SequenceModel", "kept_bytes", "planned_model", "without_values"]
 
 _COUNTED_LAYERS = 2
 
@@ -58,19 +57,55 @@ class SequenceModel:
         model: maps (tokens, targets) to a loss.
         length: tokens a sequence.
         sequence_flops: if known already.
+        activation_bytes: likewise; 0 where they are not known.
+        checkpointed_bytes: likewise.
 
     Attributes:
         num_parameters: all of them.
         sequence_flops: of forward and backward over one sequence, counted by running them without values.
+        activation_bytes: that one sequence's forward pass keeps for the backward pass, in fp32.
+        checkpointed_bytes: of these what is kept where each layer is computed again: the layers' inputs, and what one
+            layer and those outside of layers keep. Where layers are not known, all of them.
     """
 
-    def __init__(self, model: nn.Module, length: int, sequence_flops: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        length: int,
+        sequence_flops: int | None = None,
+        activation_bytes: int | None = None,
+        checkpointed_bytes: int | None = None,
+    ) -> None:
         self.model, self.length = model, length
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
         if sequence_flops is None:
-            tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
             sequence_flops = int(count_flops(model, (tokens, tokens)).total)
+            activation_bytes = kept_bytes(model, (tokens, tokens), length)
         self.sequence_flops = sequence_flops
+        self.activation_bytes = activation_bytes or 0
+        self.checkpointed_bytes = self.activation_bytes if checkpointed_bytes is None else checkpointed_bytes
+
+
+def kept_bytes(model: nn.Module, batch: Any, length: int) -> int:
+    """Bytes that a forward pass keeps for the backward pass, parameters aside, on the meta device.
+
+    Scores of attention, from each place to each, are left out: fused attention keeps none, and only without values
+    torch falls back to a kind that does.
+    """
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        is_score = tensor.dim() > 2 and tensor.shape[-3] > 1 and tensor.shape[-2:] == (length, length)
+        if storage._cdata not in own and not is_score:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(batch)
+    return sum(int(storage.nbytes()) for storage in kept.values())
 
 
 def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceModel:
@@ -93,10 +128,18 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
         return SequenceModel(model, length)
     # Layers are alike, so their operations are counted once: those of one more layer than another model has.
     one, two = (
-        SequenceModel(_built(name, length, {**options, "num_layers": number}), length).sequence_flops
+        SequenceModel(_built(name, length, {**options, "num_layers": number}), length)
         for number in (1, _COUNTED_LAYERS)
     )
-    return SequenceModel(model, length, one + (layers - 1) * (two - one))
+    more = layers - 1
+    width = next((each.in_features for each in one.model.modules() if isinstance(each, nn.Linear)), 0)
+    return SequenceModel(
+        model,
+        length,
+        one.sequence_flops + more * (two.sequence_flops - one.sequence_flops),
+        one.activation_bytes + more * (two.activation_bytes - one.activation_bytes),
+        one.activation_bytes + 4 * length * width * layers,
+    )
 
 
 def _num_layers(name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ class Plan:
         steps_per_round: its length.
         compute_utilisation: computing / all time, mean over ranks.
         exposed_seconds_per_round: waiting without computing, mean over ranks.
-        tokens_per_second: of all workers.
+        tokens_per_second: of all workers: over the whole budget if there is one, else in a round that repeats.
         days: to the budget of tokens, the first round included.
         cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
             (`egress`); None where nothing has a price.
@@ -31,18 +32,25 @@ class Plan:
         bytes_per_worker: payload that leaves a worker a round, the largest worker's.
         payload_bytes: the encoded message of a round, once.
         wan_bytes: payload between regions a round, over all workers.
-        memory_per_worker: bytes of weights, gradients, optimizers' and outer states.
+        memory_per_worker: bytes of weights, gradients, optimizers' and outer states, and activations.
         memory: the same by purpose.
+        memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
+        mfu: share of the devices' peak that the model's operations are, waiting included, by site.
         memory_available: what the worker with least has on its devices; None: not known.
         fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
         steady: whether rounds were seen to repeat; else means over what was simulated.
-        tokens: that are worked through: the budget, or less where `until` ends it before; None without either.
+        tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
+            without a budget. In `days` they come at `tokens_per_second`.
+        rounds, steps: of the budget; None without one.
+        global_batch: sequences of all workers in a step.
+        tokens_per_step: of all workers.
         staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
             comes, in the mean; None without such a server.
         failures: what crashes take: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
-            and `times_as_long`, by which `tokens_per_second`, `days` and `cost` are others; None where none are
-            expected.
+            (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost`
+            are others; None where none are expected.
         limit: what holds it up, and the cheapest remedy.
+        cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
         collectives: the algorithms that were used, by operation.
         remarks: what is to be known besides.
@@ -66,10 +74,17 @@ class Plan:
     memory_available: float | None
     fits: bool | None
     steady: bool
+    memory_with: dict[str, int] = field(default_factory=dict)
+    mfu: dict[str, float] = field(default_factory=dict)
     tokens: float | None = None
+    rounds: int | None = None
+    steps: int | None = None
+    global_batch: int = 0
+    tokens_per_step: int = 0
     staleness: float | None = None
     failures: dict[str, float] | None = None
     limit: dict[str, Any] = field(default_factory=dict)
+    cheaper: dict[str, Any] | None = None
     expected_bytes: bool = False
     collectives: dict[str, list[str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
@@ -98,6 +113,8 @@ class Plan:
             self,
             days=seconds / SECONDS_A_DAY,
             tokens=self.tokens * share,
+            rounds=None if self.rounds is None else math.floor(self.rounds * share),
+            steps=None if self.steps is None else math.floor(self.steps * share),
             remarks=(*self.remarks, remark),
             **self._money(share, share),
         )

@@ -125,13 +125,13 @@ class _ExpectedSelector(IndexSelector):
     """As many indices as a random selector chooses on average, without drawing them."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
-        return torch.empty(round(self.p * param.numel()), dtype=torch.long, device="meta")
+        return torch.empty(self.count(param.numel()), dtype=torch.long, device="meta")
 
 
 def choose_by_number(strategy: Strategy) -> bool:
     """Have random selectors say how many they choose; whether there were any (bytes are then expected ones)."""
     found = False
-    for owner in (strategy, *getattr(strategy, "communication_modules", ())):
+    for owner in (strategy, *getattr(strategy, "modules", ())):
         if isinstance(getattr(owner, "index_selector", None), RandomIndexSelector):
             owner.index_selector = _ExpectedSelector(owner.index_selector.p)
             found = True

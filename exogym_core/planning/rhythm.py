@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Rhythm", "rhythm"]
 
-_LONGEST_ROUND = 5_000
+_LONGEST_ROUND = 100_000  # steps: of a longer one the trial takes minutes
 _TRIAL_LAYERS = 6
 _SIZES = ("topk", "chunk", "bucket", "bytes", "rank", "bits", "size", "seed")
 _TRIAL_RANKS = 4
 _ROUNDS_OF_PEERS = 8
+_STEPS_WITHOUT_RHYTHM = 64
+_LONG_RUN = 1_000  # times as long as a trial
+_MOST_TRIPLED = 27  # times the longest option: 3, 9 and 27 of it are looked at
 
 
 class Rhythm(NamedTuple):
@@ -40,6 +43,8 @@ class Rhythm(NamedTuple):
         goes_alone: what a rank requests does not depend on what others send, so one of a kind can stand for all.
         repeats: every step of a round sends as much as the one before, but for the last one.
         asks: ranks ask for the time, so what they request depends on it.
+        begins_longer: in a longer run more steps pass before it repeats itself.
+        num_steps: without a period: how many steps to simulate, so that every option can show.
     """
 
     period: int | None
@@ -48,28 +53,31 @@ class Rhythm(NamedTuple):
     goes_alone: bool = False
     repeats: bool = False
     asks: bool = False
+    begins_longer: bool = False
+    num_steps: int = 0
 
 
 def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
     """How a strategy repeats itself, from its own code on a model of a few numbers.
 
     Every whole number among its options that is not a size may be the length of a round, so at least three times the
-    largest is looked at. A strategy that does not repeat itself within thousands of steps has no rhythm.
+    largest is looked at. A strategy that does not repeat itself within 27 times the largest has no rhythm.
 
     Args:
         strategy: not set up.
         num_ranks: workers and servers.
+
+    Raises:
+        InputError: an option is too large to be tried, and without it nothing is sent or repeats.
     """
-    candidates = [4]
-    for name, value in strategy.arguments.items():
-        is_size = name == "k" or any(word in name for word in _SIZES)
-        if type(value) is int and value <= _LONGEST_ROUND and not is_size:
-            candidates.append(value)
+    candidates = [4, *(value for value in _lengths(strategy).values() if value <= _LONGEST_ROUND)]
     ranks = num_ranks if num_ranks <= _TRIAL_RANKS else _fewest_ranks(strategy, num_ranks)
-    length = 3 * max(candidates)
-    while length <= 4 * _LONGEST_ROUND:
+    length, longest = 3 * max(candidates), _MOST_TRIPLED * max(candidates)
+    while length <= longest:
         sizes, peers, asks = _trial(strategy, ranks, length)
         period = period_of(sizes)
+        if not any(sizes):
+            _refuse_too_long(strategy)
         if period is not None:
             start = len(sizes) - period
             quiet = [False] * period
@@ -88,11 +96,40 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
                 _, peers, _ = _trial(strategy, ranks, whole * _ROUNDS_OF_PEERS)
             are_new = any(peers[i] != peers[i + whole] for i in range(whole, len(peers) - whole))
             repeats = whole == period and _all_but_the_last(sizes, period) and not asks
-            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone, repeats, asks)
+            longer = not asks and _begins_longer(strategy, ranks, sizes, period)
+            return Rhythm(whole, tuple(quiet * (whole // period)), are_new, alone, repeats, asks, longer)
         if asks:  # without a network it has no rhythm, however long one looks
             break
         length *= 3
-    return Rhythm(None)
+    _refuse_too_long(strategy)
+    return Rhythm(None, num_steps=max(_STEPS_WITHOUT_RHYTHM, 3 * max(candidates)))
+
+
+def _lengths(strategy: Strategy) -> dict[str, int]:
+    """The strategy's options that may be the length of a round: whole numbers that are not sizes."""
+    return {
+        name: value
+        for name, value in strategy.arguments.items()
+        if type(value) is int and name != "k" and not any(word in name for word in _SIZES)
+    }
+
+
+def _refuse_too_long(strategy: Strategy) -> None:
+    """Raise InputError where an option was too large to be tried as the length of a round."""
+    for name, value in _lengths(strategy).items():
+        if value > _LONGEST_ROUND:
+            raise InputError(
+                f"plan: {type(strategy).__name__}: {name} = {value:,} is longer than the rounds that are planned; "
+                f"give {_LONGEST_ROUND:,} steps at most"
+            )
+
+
+def _begins_longer(strategy: Strategy, num_ranks: int, sizes: list[int], period: int) -> bool:
+    """Whether a longer run takes more steps until it repeats itself, as where a share of a run is a warm-up."""
+    if sizes[:period] == sizes[period : 2 * period]:
+        return False
+    longer, _, _ = _trial(strategy, num_ranks, 2 * period, max_steps=_LONG_RUN * len(sizes))
+    return longer != sizes[: 2 * period]
 
 
 def _chooses(peers: list[Hashable], num_ranks: int) -> bool:
@@ -135,8 +172,10 @@ def _num_layers(strategy: Strategy) -> int:
     return max(_TRIAL_LAYERS, *fragments, 0)
 
 
-def _body(strategy: Strategy, num_ranks: int, length: int, model: Callable[[int], nn.Module]) -> Body:
-    """Some steps on a model without layers of note; each is marked with the payload sent so far."""
+def _body(
+    strategy: Strategy, num_ranks: int, length: int, model: Callable[[int], nn.Module], max_steps: int
+) -> Body:
+    """The first steps of a run on a model without layers of note; each is marked with the payload sent so far."""
 
     def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
         with torch.device("meta"):
@@ -145,7 +184,7 @@ def _body(strategy: Strategy, num_ranks: int, length: int, model: Callable[[int]
         if comm.rank >= num_ranks - mine.num_servers:
             return PlannedServer(comm, own, mine).run()
         choose_by_number(mine)
-        runner = PlannedRank(comm, own, mine, computing, length)
+        runner = PlannedRank(comm, own, mine, computing, max_steps)
         runner.still_optimizers()
         for step in range(length):
             runner.step(step)
@@ -167,9 +206,14 @@ def _recorded(strategy: Strategy, body: Body, num_ranks: int) -> Recording:
             ) from None
 
 
-def _trial(strategy: Strategy, num_ranks: int, length: int) -> tuple[list[int], list[Hashable], bool]:
-    """Payload bytes of rank 0 in each of `length` steps, whom all ranks call, and whether they ask for the time."""
-    made = _recorded(strategy, _body(strategy, num_ranks, length, _tiny), num_ranks)
+def _trial(
+    strategy: Strategy, num_ranks: int, length: int, max_steps: int | None = None
+) -> tuple[list[int], list[Hashable], bool]:
+    """Payload bytes of rank 0 in each of `length` steps, whom all ranks call, and whether they ask for the time.
+
+    The run is to have `max_steps`; None: no more than these.
+    """
+    made = _recorded(strategy, _body(strategy, num_ranks, length, _tiny, max_steps or length), num_ranks)
     sent = [0, *(row["payload_bytes"] for row in made.rows(0))]
     sizes = [later - earlier for earlier, later in pairwise(sent)]
     return sizes, made.peers(), made.asks_for_time
@@ -177,7 +221,7 @@ def _trial(strategy: Strategy, num_ranks: int, length: int) -> tuple[list[int], 
 
 def _goes_alone(strategy: Strategy, num_ranks: int, length: int) -> bool:
     """Whether no rank goes by what others send, seen over a round and a step, on a model with layers that differ."""
-    body = _body(strategy, num_ranks, length + 1, _unlike)
+    body = _body(strategy, num_ranks, length + 1, _unlike, length + 1)
     made = _recorded(strategy, body, num_ranks)
     with quiet_schedules():
         return goes_alone(made, body)

@@ -16,10 +16,26 @@ def period_of(series: Sequence[Hashable]) -> int | None:
     >>> period_of([0, 0, 5, 0, 0, 5, 0, 0, 5]), period_of([1, 2, 3, 4])
     (3, None)
     """
+    alike = _alike_from(series[::-1])
     for period in range(1, len(series) // 3 + 1):
-        if all(series[i] == series[i + period] for i in range(period, len(series) - period)):
+        if alike[period] >= len(series) - 2 * period:
             return period
     return None
+
+
+def _alike_from(series: Sequence[Hashable]) -> list[int]:
+    """For each place, how many values from there on equal those from the beginning on (the Z function; linear time)."""
+    number = len(series)
+    alike = [number, *[0] * (number - 1)] if number else []
+    first = last = 0  # the match found so far that reaches farthest
+    for place in range(1, number):
+        count = min(last - place, alike[place - first]) if place < last else 0
+        while place + count < number and series[count] == series[place + count]:
+            count += 1
+        alike[place] = count
+        if place + count > last:
+            first, last = place, place + count
+    return alike
 
 
 def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:

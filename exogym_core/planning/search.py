@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["climbed"]
 
+_LARGE = 10_000  # as bytes are
 _AS_SOON = 0.005  # relative; what differs by less is as soon, and smaller options are better then
 
 
@@ -26,7 +27,8 @@ def climbed(
     Args:
         start: options.
         row: what they need, with `days`.
-        names: of the options that are searched; a neighbour has one of them doubled, halved, or one more or less.
+        names: of the options that are searched; a neighbour has one of them doubled, halved, or one more or less; large
+            ones four times as large or small.
         planned: what options need; raises InputError for such as do not go together.
         most: plans to make.
 
@@ -64,7 +66,8 @@ def _key(options: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
 def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name in names:
         value = options[name]
-        for other in dict.fromkeys((value // 2, 2 * value, value - 1, value + 1)):
+        others = (value // 2, 2 * value, value - 1, value + 1)
+        for other in dict.fromkeys(others if value < _LARGE else (4 * value, value // 4)):
             if other >= 0 and other != value:
                 yield {**options, name: other}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exogym_core.cost.compute import StepDurations
-from exogym_core.cost.devices import DEFAULT_DEVICE, find_device
+from exogym_core.cost.devices import find_device
 from exogym_core.planning.known import Known
+from exogym_core.planning.memory import memory_in_use
 from exogym_core.planning.weather import differs_for_ever
 from netsim.files.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
@@ -62,6 +64,9 @@ class Setting:
         batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
         failures: how often workers' hosts crash; None: never.
         until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
+        utilisation: share of the devices' peak by host or region; None: compute's.
+        memory: how workers keep less in memory, of `MEMORY_CHOICES`.
+        micro_batch: sequences that a device computes at once: their activations are in memory.
         remarks: what is to be known of what is planned.
         known: what other plans have found out, and this one need not.
     """
@@ -82,6 +87,9 @@ class Setting:
     batch_by_speed: bool = False
     failures: Crashes | None = None
     until: float | None = None
+    utilisation: Mapping[str, float] | None = None
+    memory: tuple[str, ...] = ()
+    micro_batch: int = 1
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
 
@@ -102,7 +110,35 @@ class Setting:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
         flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
-        return self.compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+        compute = replace(self.compute, utilisation=self._utilisation(host))
+        return compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+
+    def _utilisation(self, host: int) -> float:
+        """Share of its devices' peak that a host's computing reaches."""
+        given: float | Mapping[str, float] = self.compute.utilisation
+        return self._of_site("utilisation", given if self.utilisation is None else self.utilisation, host)
+
+    def mfu(self, seconds_per_step: float) -> dict[str, float]:
+        """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
+        if self.compute.kind != "flops" or not seconds_per_step:
+            return {}
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        found: dict[str, list[float]] = {}
+        for host, batch in zip(hosts, self.batches(), strict=True):
+            # Computing alone reaches the utilisation; waiting takes its share away.
+            share = self._step_seconds(host, batch) / seconds_per_step * self._utilisation(host)
+            found.setdefault(self.topology.region_of(host), []).append(share)
+        return {site: sum(shares) / len(shares) for site, shares in found.items()}
+
+    def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
+        """What a worker's states and activations take on its devices; by other `choices` than the own if given."""
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        number = max(self._of_site("devices per worker", self.devices_per_worker, host) for host in hosts)
+        at_once = min(number * self.micro_batch, max(self.batches()))
+        kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
+        if self.half:
+            kept, few = kept // 2, few // 2
+        return memory_in_use(states, kept, few, self.memory if choices is None else choices)
 
     def batches(self) -> list[int]:
         """Sequences of each worker in a step: whole ones, at least one, as many in all as if all had the same.
@@ -163,9 +199,17 @@ class Setting:
         """Of all workers in so many steps."""
         return period * self.num_ranks * self.batch_size * self.model.length
 
-    def num_rounds(self, period: int) -> float | None:
-        """That the budget of tokens has, of so many steps each; None without a budget."""
-        return None if self.tokens is None else self.tokens / self.tokens_a_round(period)
+    def num_rounds(self, period: int, missed: int = 0) -> int | None:
+        """Whole rounds that the budget of tokens takes; None without a budget.
+
+        Args:
+            period: steps of a round.
+            missed: rounds of one worker each that do not count.
+        """
+        if self.tokens is None:
+            return None
+        rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
+        return max(1, math.ceil(rounds - 1e-9))
 
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
@@ -173,8 +217,8 @@ class Setting:
             return None  # a time was given, and no device
         found = []
         for host in sorted(set(self.topology.place(self.num_ranks, self.placement))):
-            device = self.compute.device or self.topology.hosts[host].device or DEFAULT_DEVICE
-            memory = find_device(device).memory_bytes
+            device = self.compute.device or self.topology.hosts[host].device
+            memory = find_device(device).memory_bytes if device is not None else None
             if memory is not None:
                 found.append(memory * self._of_site("devices per worker", self.devices_per_worker, host))
         return min(found, default=None)

@@ -38,6 +38,7 @@ __all__ = ["SimulatedRounds"]
 
 
 _MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
+_MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 
 
 class SimulatedRounds:
@@ -79,7 +80,7 @@ class SimulatedRounds:
         assert rhythm.period is not None
         self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
         self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
-        self._asks = rhythm.asks
+        self._rhythm, self._asks = rhythm, rhythm.asks
         self._seconds, self._collectives, self._coding = seconds, collectives, coding
         self._leaves_out = leaves_out and rhythm.repeats and self._period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
@@ -162,6 +163,10 @@ class SimulatedRounds:
         """The same rounds of ranks that compute as fast as `seconds` says, by step, one function a rank."""
         other = copy.copy(self)
         other._seconds = seconds
+        if (
+            self._recording is not None and self._recording.kinds is None
+        ):  # of ranks that each ran at their own speed
+            other._recording = other._record(self._rhythm)
         return other
 
     def on(
@@ -203,6 +208,11 @@ class SimulatedRounds:
     def calls_a_round(self) -> int:
         """Of all ranks in the last round; 0 where that is not known beforehand."""
         return self._recording.calls_at_the_end() if self._recording is not None else 0
+
+    @property
+    def most_live_rounds(self) -> int:
+        """How many rounds are worth it where every rank has to run."""
+        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
     def _live(
         self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None

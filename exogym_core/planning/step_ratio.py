@@ -1,4 +1,4 @@
-"""How many times data-parallel's steps a strategy needs to the same loss: by runs of the user's, or DiLoCo's law.
+"""How many times data-parallel's steps a strategy needs to the same loss: by own runs, DiLoCo's law, or our benchmark.
 
 The law is that of Charles et al. 2025, "Communication-Efficient Language Model Training Scales Reliably and Robustly:
 Scaling Laws for DiLoCo" (arXiv 2503.09799v1), table 7: the loss of N parameters on 20 N tokens is A N^alpha, with
@@ -8,13 +8,21 @@ constants for data-parallel and for 1, 2, 4 and 8 workers (H = 30, AdamW, batch 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LOSS_LAW", "PRINTED_LOSSES", "Ratio", "law_ratio", "relative_loss"]
+__all__ = [
+    "BENCHMARK_STEPS",
+    "LOSS_LAW",
+    "PRINTED_LOSSES",
+    "Ratio",
+    "law_ratio",
+    "relative_loss",
+    "steps_range",
+]
 
 #: (A, alpha) by workers, table 7; 0 is data-parallel.
 LOSS_LAW: Mapping[int, tuple[float, float]] = {
@@ -39,6 +47,23 @@ PRINTED_LOSSES: Mapping[float, tuple[float, ...]] = {
     10e9: (2.090, 2.086, 2.086, 2.096),
 }
 
+#: Steps to the targets of the benchmark's small tier, digits and byte GPT (docs/benchmark.md); None: missed.
+BENCHMARK_STEPS: Mapping[str, tuple[int | None, int | None]] = {
+    "AllReduce": (25, 10),
+    "FedAvg": (40, 10),
+    "LocalSGD": (40, 16),
+    "DiLoCo": (55, 20),
+    "DelayedDiLoCo": (None, 30),
+    "StreamingDiLoCo": (60, 27),
+    "SPARTA": (55, 20),
+    "DeMo": (55, 10),
+    "SparseLoCo": (30, 30),
+    "MuLoCo": (35, 20),
+    "SlowMo": (40, 10),
+    "NoLoCo": (45, 30),
+}
+
+_CODED_GRADIENTS = 30 / 25  # QSGD's steps on digits, in four bits a gradient, over AllReduce's
 _FITTED_H = 30
 _FAMILY = ("DiLoCo", "StreamingDiLoCo")
 _FEWEST_TOKENS, _MOST_TOKENS = 10, 320  # a parameter; the law is for 20, and 16 times as many were tried
@@ -61,6 +86,10 @@ class Ratio:
     high: float
     source: str
     is_law: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """Plain data; a range without an end ends in None."""
+        return {**vars(self), "high": self.high if math.isfinite(self.high) else None}
 
 
 def relative_loss(num_parameters: float, num_workers: int) -> float:
@@ -125,3 +154,58 @@ def law_ratio(
         f"{abs(loss - 1):.2%} {where} data-parallel's at {num_parameters / 1e9:.3g}B parameters{outside}"
     )
     return Ratio(mean, low, high, source, is_law=True)
+
+
+def steps_range(
+    strategy: str,
+    options: Mapping[str, Any],
+    num_parameters: float,
+    num_workers: int,
+    tokens: float | None,
+) -> Ratio:
+    """Between how many times data-parallel's steps a strategy needs, where nobody has run it at this size.
+
+    The law's range where the law speaks of exactly this. Else it begins with the law's, or with as many steps, and ends
+    with the most that our own benchmark took, on models that are far smaller; without an end where that missed its
+    target.
+
+    Args:
+        strategy, options, num_parameters, num_workers, tokens: as of `law_ratio`.
+    """
+    if strategy == "AllReduce":
+        codec = options.get("codec")
+        if codec in (None, "fp32"):
+            return Ratio(1.0, 1.0, 1.0, "data-parallel itself")
+        source = (
+            f"nobody measured {codec} at this size; QSGD, which is coarser, took 1.20 times on our digits"
+        )
+        return Ratio(_CODED_GRADIENTS**0.5, 1.0, _CODED_GRADIENTS, source)
+    law = law_ratio(strategy, options, num_parameters, num_workers, tokens)
+    if law is not None and not _is_beyond(strategy, options):
+        # Fewer steps than data-parallel's are no gain over strategies of which the law does not speak.
+        return replace(law, mean=max(law.mean, 1.0), high=max(law.high, 1.0))
+    base, own = BENCHMARK_STEPS["AllReduce"], BENCHMARK_STEPS.get(strategy, (None, None))
+    ratios = [
+        ours / steps for ours, steps in zip(own, base, strict=True) if ours is not None and steps is not None
+    ]
+    low = 1.0 if law is None else law.low
+    high = math.inf if len(ratios) < len(base) else max(*ratios, 1.0 if law is None else law.high)
+    mean = math.sqrt(low * high) if math.isfinite(high) else low
+    told = (
+        f"our benchmark's {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times" if ratios else "nothing"
+    )
+    if math.isinf(high):
+        told += ", and it missed a target there" if ratios else " was measured"
+    source = f"nobody measured it at this size: {told} (digits and a byte GPT, docs/benchmark.md)"
+    lowest = (
+        ""
+        if law is None
+        else f"from DiLoCo's scaling law, arXiv 2503.09799, table 7, which is for H = {_FITTED_H}; "
+    )
+    return Ratio(mean, low, high, lowest + source)
+
+
+def _is_beyond(strategy: str, options: Mapping[str, Any]) -> bool:
+    """Whether options go beyond those for which the law was fitted."""
+    coded = options.get("codec") not in (None, "fp32")
+    return coded or strategy == "StreamingDiLoCo" or options.get("H") != _FITTED_H

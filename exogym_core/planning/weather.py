@@ -7,12 +7,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from exogym_core.cost.compute import Compute
     from netsim.topology.weather import Weather
 
-__all__ = ["differs_for_ever", "last_change_seconds", "num_rounds_needed", "told_of_rounds"]
+__all__ = [
+    "changes_between",
+    "differs_for_ever",
+    "last_change_seconds",
+    "num_rounds_needed",
+    "told_of_rounds",
+]
 
 _MOST_CALLS = 20_000  # of all ranks, that are simulated
 _FEWEST, _MOST = 12, 500  # rounds, if that many calls are not too many
@@ -27,11 +33,27 @@ def differs_for_ever(compute: Compute, weather: Weather) -> bool:
 
 def last_change_seconds(weather: Weather) -> float:
     """When the last change that is set to come is over; 0 where there is none."""
-    ends = [event.at_seconds + (event.for_seconds or 0.0) for event in weather.link_events]
-    ends += [event.at_seconds + (event.for_seconds or 0.0) for event in weather.host_events]
-    ends += [trace.times_seconds[-1] for trace in weather.traces]
-    ends += [traffic.stop_seconds or traffic.start_seconds for traffic in weather.background]
-    return max(ends, default=0.0)
+    return max(_changes(weather), default=0.0)
+
+
+def changes_between(weather: Weather, start: float, end: float) -> int:
+    """How many changes that are set to come do so after `start` and before `end`."""
+    return sum(start < at < end for at in _changes(weather))
+
+
+def _changes(weather: Weather) -> Iterator[float]:
+    spans = [(event.at_seconds, event.for_seconds) for event in weather.link_events]
+    spans += [(event.at_seconds, event.for_seconds) for event in weather.host_events]
+    for at, lasts in spans:
+        yield at
+        if lasts is not None:
+            yield at + lasts
+    for trace in weather.traces:
+        yield from trace.times_seconds
+    for traffic in weather.background:
+        yield traffic.start_seconds
+        if traffic.stop_seconds is not None:
+            yield traffic.stop_seconds
 
 
 def num_rounds_needed(

@@ -31,6 +31,7 @@ def fit_here(
     result.checkpoint_folder = program.checkpoints.folder
     result.resumed_step = lookout.resumed.step if lookout.resumed is not None else 0
     result.minibatch_size = request.minibatch_size
+    result.hosts = request.hosts
     result.compute = program.compute.to_mapping() if program.compute is not None else None
     # Rows are told here, not in the ranks: a listener (a terminal, an open file) need not travel to processes.
     program.request = replace(request, on_event=None)

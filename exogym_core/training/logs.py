@@ -30,6 +30,7 @@ def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
         "strategy": type(request.strategy).__name__,
         "strategy_config": strategy,
         "topology": request.topology.name if request.topology is not None else None,
+        "hosts": request.hosts,
         "compute": request.compute.to_mapping() if request.compute is not None else None,
         **own,
     }

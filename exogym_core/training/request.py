@@ -151,6 +151,14 @@ class FitRequest(RunOptions):
         return self.num_nodes + self.strategy.num_servers
 
     @property
+    def hosts(self) -> list[str]:
+        """The host of each worker, by name; none without a topology."""
+        if self.topology is None:
+            return []
+        placed = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
+        return [self.topology.hosts[host].name for host in placed]
+
+    @property
     def carrier(self) -> Transport:
         """The transport, and what it can do."""
         return transport_named(self.transport)

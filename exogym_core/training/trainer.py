@@ -176,7 +176,8 @@ class Trainer:
             collectives: algorithms of the simulated collectives: `auto`, the fastest for each operation, group and
                 size on this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping of
                 operations to names. `result.collectives` tells which were used.
-            compute: virtual seconds of a step, see `Compute.parse`; by default by FLOPs on each host's device.
+            compute: virtual seconds of a step, see `Compute.parse`; by default by FLOPs on each host's device,
+                which the topology must name.
             transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started us:
                 then rank 0 has the history and returns the mean model, the others return their own); or one that was
                 registered (`exogym_core.ranks.run`).
