@@ -50,7 +50,7 @@ class FitResult:
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
             ranks which sum to them: computing; waiting for bytes that were under way; waiting for those who had
             not come yet, or after the rank's own end. None without a topology.
-        judged: which model is judged: "replica", "outer", "local", "server" or "own".
+        judged: which model is judged: "replica", "outer", "server" or "own".
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
             buffers that a state_dict leaves out are there under their names.
         mean_state: that of the mean of all present ranks' models, which costs no virtual time and is not judged.

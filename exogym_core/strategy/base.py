@@ -76,9 +76,9 @@ class Strategy:
         is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
         absence: who takes part, where that is not everyone, always; else None.
         context: the step under way.
-        judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal), "outer"
-            (parameters that rounds lead to), "local", "server", or "own" (every rank's own; the mean of their
-            losses).
+        judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
+            each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
+            of their losses).
         local_step: number of steps done.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
