@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exogym_core.app.bench import UNCHARGED
 from exogym_core.app.runs import stdout
 from exogym_core.app.study_commands import ON_HELP, in_order
 from exogym_core.names import file_name, visible
@@ -113,8 +114,17 @@ def _bench(study: Study, file: Path | None, place: str | None, *, as_json: bool)
     else:
         stdout(200).print(_table(entries))
         click.echo(str(study.folder.path))
+    if refused := [entry["strategy"] for entry in entries if _is_uncharged(entry)]:
+        raise InputError(
+            f"{', '.join(visible(name, 40) for name in refused)}: no score: coding not charged: encode with "
+            "self.charged(codec), or call self.charge(name, 'encode' or 'decode', num_values)"
+        )
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _is_uncharged(entry: Entry) -> bool:
+    return any(score.get("error") == UNCHARGED for score in entry["scores"])
 
 
 def _tier(name: str) -> Document:
@@ -225,7 +235,7 @@ def _rows(entries: list[Entry]) -> list[list[str]]:
 def _told(score: dict[str, Any]) -> str:
     seconds, sent = score["virtual_seconds_to_target"], score["bytes_to_target"]
     if score.get("error"):
-        return "failed"
+        return "coding not charged" if score["error"] == UNCHARGED else "failed"
     if seconds is None:
         return f"held {score['held']} of {score['runs']}"
     return f"{format_seconds(seconds)}, {format_bytes(sent)}"

@@ -65,6 +65,8 @@ class FitResult:
             where all are waited for. Rows of `history` are then means over those who took part in the round (bytes:
             sums over all), `num_peers` is how many did, and `virtual_seconds` is when they ended.
         averaged_ranks: who took part in such rounds, by the step that ended them.
+        coding: "charged", or "not charged" where a strategy sent encoded values and called neither `charged` nor
+            `charge`: its times lack what encoding takes; None where coding is free, or nothing was encoded.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
             there was none. Training goes on after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
@@ -104,6 +106,7 @@ class FitResult:
     mean_of_replicas_loss: float | None = None
     minibatch_size: int | None = None
     compute: dict[str, Any] | None = None
+    coding: str | None = None
     first_non_finite_step: int | None = None
     dropped_peers: list[Row] | None = None
     averaged_ranks: dict[int, list[int]] = field(default_factory=dict)
@@ -140,6 +143,8 @@ class FitResult:
             told["virtual time"] = format_seconds(self.virtual_seconds)
         if self.target is not None:
             told["target"] = f"{self.target_loss:g} {self.target}"
+        if self.coding == "not charged":
+            told["coding"] = self.coding
         return told | {"sent": format_bytes(self.bytes_sent)}
 
     def to_pandas(self) -> Any:

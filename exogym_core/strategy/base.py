@@ -23,6 +23,7 @@ from exogym_core.strategy.options.lr_schedule import (
     without_updates,
 )
 from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.parts.charged import charge, charged_codec
 from exogym_core.strategy.parts.gradients import clip_norm
 from netsim.files.errors import InputError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.coding import Coding
     from exogym_core.strategy.absence.absence import Absence
+    from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["Strategy"]
 
@@ -239,6 +241,27 @@ class Strategy:
     def coding(self) -> Coding | None:
         """What the work of codecs costs in virtual time, as `setup` was told; None where it is free."""
         return self._coding
+
+    def charge(self, codec: str, way: str, num_values: int) -> None:
+        """Let the virtual time pass that it takes to code `num_values`: `way` is "encode" or "decode".
+
+        For what a strategy of one's own encodes itself; `charged` does it for a `Codec`.
+
+        Raises:
+            InputError: `compute.coding` has speeds, but none called `codec`.
+        """
+        charge(self.comm, self._coding, codec, way, num_values)
+
+    def charged(self, codec: Codec) -> Codec:
+        """`codec`, whose work takes virtual time where coding is not free.
+
+        A codec that is an attribute of the strategy, or one of its options, is measured where `compute.coding` says
+        `measured`, or has speeds by name and none for it.
+
+        Raises:
+            InputError: `compute.coding` has speeds, but none for this codec.
+        """
+        return charged_codec(self.comm, self._coding, codec)
 
     @property
     def sample_weight(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +12,7 @@ from exogym_core.checkpoints.rank_state import random_streams, restore_random_st
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.updates import charge_updates
 from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.parts.charged import told_coding
 from exogym_core.training.deposits import Deposits, Looks
 from exogym_core.training.snapshot import broadcast_state, cpu_state, passing_buffers
 
@@ -39,11 +41,13 @@ class RankOutcome:
         state: its model's state, on the CPU.
         max_steps: how many steps were to be done.
         remarks: what the user should be warned of.
+        coding: whether what it encoded was "charged" or "not charged"; None where coding is free, or nothing was.
     """
 
     state: dict[str, Any]
     max_steps: int
     remarks: tuple[str, ...] = ()
+    coding: str | None = None
 
 
 def take_step(
@@ -220,8 +224,11 @@ class Loop:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self._make_learner()
-        run = {} if self._coding is None else {"coding": self._coding}
-        self.strategy.setup(self.model, self.comm, self.max_steps, self._seed, **run)
+        about = (self.model, self.comm, self.max_steps, self._seed)
+        if self._coding is None or "coding" not in inspect.signature(self.strategy.setup).parameters:
+            self.strategy.setup(*about)  # also an override from times in which coding was free
+        else:
+            self.strategy.setup(*about, coding=self._coding)
         if self._updates is not None:
             charge_updates(self.strategy.optimizers, self._updates, self.comm.advance)
         self.deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
@@ -229,7 +236,8 @@ class Loop:
     def _finish(self) -> RankOutcome:
         self.strategy.finish()
         self.deposits.at_end(self.local_step)
-        return RankOutcome(cpu_state(self.model), self.max_steps)
+        coding = None if self._coding is None else told_coding(self.comm.traffic, self.strategy.trainable)
+        return RankOutcome(cpu_state(self.model), self.max_steps, coding=coding)
 
     def close(self) -> None:
         """Let go of the model."""

@@ -56,10 +56,11 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
     if resumed is not None and request.finds_minibatch:
         found = resumed.identity["settings"]["minibatch_size"]
         program.request = request = replace(request, minibatch_size=found, finds_minibatch=False)
-    if resumed is not None and request.compute is not None and request.compute.is_measured:
-        measured = resumed.identity["settings"]["compute"]
-        if measured is not None:
-            program.request = replace(request, compute=Compute.parse(measured))
+    settled = resumed.identity["settings"]["compute"] if resumed is not None else None
+    if settled is not None and request.compute is not None:
+        found = Compute.parse(settled)
+        if request.compute.may_become(found):
+            program.request = replace(request, compute=found)
     return resumed
 
 

@@ -117,6 +117,7 @@ class StrategyResult(_Figures):
         collectives: operation -> algorithms that it used.
         incomplete: it was stopped before its last step, or its last seed.
         error: the line it failed with; None where it did not.
+        coding: "not charged" where it sent encoded values and took no time for encoding; else None.
         is_wall: its seconds are those of a real transport's clock.
         runs: one a seed that has been begun, in the order of the seeds.
     """
@@ -129,6 +130,7 @@ class StrategyResult(_Figures):
     collectives: Mapping[str, Any] = field(default_factory=dict)
     incomplete: bool = False
     error: str | None = None
+    coding: str | None = None
     is_wall: bool = False
     runs: Sequence[SeedResult] = ()
 
@@ -236,6 +238,7 @@ def _strategy_result(folder: RunFolder, entry: Mapping[str, Any], told: _Told) -
         collectives=collectives if isinstance(collectives, dict) else {},
         incomplete=bool(entry.get("incomplete", False)),
         error=str(error or "it failed") if entry.get("failed") else None,
+        coding="not charged" if entry.get("coding") == "not charged" else None,
         is_wall=_is_wall(entry),
         runs=[_seed_result(folder, str(entry["name"]), run, told, where) for run in runs],
         **_figures(entry, where),

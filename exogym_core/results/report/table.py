@@ -131,6 +131,8 @@ def _name_text(result: StrategyResult) -> str:
     name = visible(result.name, 40)
     if result.error is not None:
         return f"{name} (failed)"
+    if result.coding is not None:
+        name = f"{name} (coding {result.coding})"
     return f"{name} (incomplete)" if result.incomplete else name
 
 

@@ -43,6 +43,7 @@ def verdict(results: Results) -> Verdict:
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
+    text += _uncharged(results)
     return Verdict(text, decision.winner)
 
 
@@ -354,6 +355,12 @@ def _failed(results: Results) -> str:
         for each in results.strategies
         if each.error is not None
     )
+
+
+def _uncharged(results: Results) -> str:
+    """Whose times lack the work of encoding, which the others pay for."""
+    named = [_name(each) for each in results.strategies if each.coding is not None]
+    return f" Coding is not charged to {_listed(named)}: the times lack what encoding takes." if named else ""
 
 
 def _absent(results: Results) -> str:
