@@ -71,6 +71,8 @@ class Strategy:
         rank, num_nodes: this rank's number and how many workers there are, likewise.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None where it keeps.
+        not_saved: attributes that `state_dict` may leave out, since no step reads them; all others of a strategy of
+            one's own must come back with it, which is tried at the start where there are checkpoints.
         default_optim: the optimizer where none is given.
         overlaps_backward: the strategy communicates during the last backward pass.
         num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
@@ -92,6 +94,7 @@ class Strategy:
     is_synchronous: bool = True
     absence: Absence | None = None
     judged: str = "replica"
+    not_saved: ClassVar[tuple[str, ...]] = ()
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
 
     model: nn.Module

@@ -55,6 +55,7 @@ class Module:
     Attributes:
         judged: what could be shipped where this module decides it, as for `Strategy`; None where it does not.
         overlaps_backward: the module communicates during the last backward pass.
+        not_saved: attributes that `state_dict` may leave out, as for `Strategy`.
         goes_first: it stands before the others, wherever the chain names it.
         absence: who takes part, where that is not everyone, always.
         strategy: the chain, from `enter` on.
@@ -64,6 +65,7 @@ class Module:
     """
 
     judged: str | None = None
+    not_saved: tuple[str, ...] = ()
     overlaps_backward: bool = False
     goes_first: bool = False
     absence: Absence | None = None

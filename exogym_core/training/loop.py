@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from exogym_core.checkpoints.rank_state import random_streams, restore_random_streams
+from exogym_core.checkpoints.trial import StateTrial
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.updates import charge_updates
 from exogym_core.strategy.context import StepContext
@@ -118,6 +119,10 @@ class Loop:
         self._looks = looks if looks is not None else Looks()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._coding, self._updates = coding, updates
+        self._trial: StateTrial | None = None
+        if self._checkpoints.every is not None:
+            self._trial = StateTrial(strategy, model, self._set_up_strategy)
+        self._is_tried = False
         self._payload_then = -1  # payload bytes sent when ranks were last together
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -134,11 +139,21 @@ class Loop:
             while (step := self._next_step()) is not None:
                 self.deposits.look(self.local_step)
                 self.do(step)
-                if self._checkpoints.is_due(self.local_step):
+                is_due = self._checkpoints.is_due(self.local_step)
+                self._try_state(is_due)
+                if is_due:
                     self._save()
             return self._finish()
         finally:
             self.close()
+
+    def _try_state(self, is_due: bool) -> None:
+        """Try what a strategy of one's own keeps: after the first step, and where the first checkpoint is due."""
+        if self._trial is not None and (is_due or not self._is_tried):
+            self._trial.refuse_incomplete(self.strategy)
+            self._is_tried = True
+            if is_due:
+                self._trial = None
 
     def _next_step(self) -> StepSamples | None:
         """What to do next; None where the run ends."""
@@ -224,14 +239,17 @@ class Loop:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self._make_learner()
-        about = (self.model, self.comm, self.max_steps, self._seed)
-        if self._coding is None or "coding" not in inspect.signature(self.strategy.setup).parameters:
-            self.strategy.setup(*about)  # also an override from times in which coding was free
-        else:
-            self.strategy.setup(*about, coding=self._coding)
+        self._set_up_strategy(self.strategy, self.model, self.comm)
         if self._updates is not None:
             charge_updates(self.strategy.optimizers, self._updates, self.comm.advance)
         self.deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
+
+    def _set_up_strategy(self, strategy: Strategy, model: nn.Module, comm: Communicator) -> None:
+        about = (model, comm, self.max_steps, self._seed)
+        if self._coding is None or "coding" not in inspect.signature(strategy.setup).parameters:
+            strategy.setup(*about)  # also an override from times in which coding was free
+        else:
+            strategy.setup(*about, coding=self._coding)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()

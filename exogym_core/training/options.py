@@ -194,6 +194,11 @@ class RunOptions:
     workers: str | Mapping[str, Any] | WorkerSpec = option("auto", key="workers")
     target_loss: float | None = option(None, check=_finite, key="target_loss")
     resume_from: str | Path | None = option(None)
+    edited_code: bool = option(
+        False,
+        check=_truth,
+        about="go on from a checkpoint although code of one's own, of strategy or model, was edited since.",
+    )
     trace: str | Path | None = option(None)
     timeout_seconds: float | None = option(
         None,
