@@ -433,9 +433,10 @@ def test_a_folder_that_cannot_be_made_is_told(
     assert [path.name for path in (tmp_path / "DiLoCoStrategy").iterdir()] == ["step-00000002"]
 
 
-def test_everything_is_private(saved: Path) -> None:
+def test_rights_are_those_that_the_umask_leaves(saved: Path) -> None:
+    os.umask(umask := os.umask(0))
     for path in (saved.parent, saved, *saved.iterdir()):
-        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

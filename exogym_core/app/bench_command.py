@@ -21,6 +21,7 @@ from exogym_core.app.study_commands import ON_HELP, in_order
 from exogym_core.names import file_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError, unknown_name, unknown_names
+from netsim.files.plain_files import output_file
 from netsim.files.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -244,7 +245,6 @@ def _told(score: dict[str, Any]) -> str:
 def _show_table(folder: Path, *, as_json: bool) -> None:
     """Write the page of all entries in a folder."""
     from exogym_core.app.bench.entry import read_entries
-    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.document import Listing, Page, TextTable, render_page
 
     entries, refused = read_entries(folder)
@@ -262,7 +262,8 @@ def _show_table(folder: Path, *, as_json: bool) -> None:
             Listing(visible(each["strategy"], 80), each["source"]) for each in entries if each.get("source")
         ],
     )
-    write_whole(folder / "index.html", render_page(page))
+    with output_file(folder / "index.html") as file:
+        file.write(render_page(page).encode())
     for which, why in refused:
         click.echo(f"warning: {visible(which, 80)}: {why}", err=True)
     if as_json:

@@ -14,6 +14,7 @@ from exogym_core.app.common_options import debug_flag, results_json
 from exogym_core.app.runs import show_report, stdout
 from exogym_core.names import visible
 from netsim.files.errors import InputError
+from netsim.files.plain_files import is_written_in_place, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,13 +118,15 @@ def _show_study(
 ) -> None:
     """Write one page of several runs or a sweep, and print its table; or all as JSON."""
     from exogym_core.app.studies.study import is_study
-    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.study import study_report
 
     study = study_report(folders, by, where)
     is_sweep = len(folders) == 1 and is_study(folders[0])
     page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
-    write_whole(page, study.html(align))
+    if not is_written_in_place(page):
+        _make(page.parent)
+    with output_file(page) as file:
+        file.write(study.html(align).encode())
     figures = _figures_of_study(study, page.parent / "plots", formats)
     if as_json:
         groups = [dict(zip(study.headings(), cells, strict=True)) for _, cells in study.rows()]
@@ -157,12 +160,16 @@ def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) 
 
     written = []
     for form in formats:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error
+        _make(folder)
         for name, figure in draw_figures(study.few(), OF_SEVERAL, form).items():
             path = folder / f"{name}.{form}"
             write_whole(path, figure)
             written.append(path)
     return written
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error

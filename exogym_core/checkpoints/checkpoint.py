@@ -28,6 +28,7 @@ from exogym_core.checkpoints.log import LogPart, read_logs
 from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_state
 from exogym_core.names import visible
 from netsim.files.errors import InputError
+from netsim.files.plain_files import input_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,8 +168,8 @@ class StoredCheckpoint:
         """
         manifest = path / MANIFEST
         try:
-            with manifest.open(encoding="utf-8") as file:
-                text = file.read(_MOST_CHARACTERS)
+            with input_file(manifest) as file:
+                text = file.read(_MOST_CHARACTERS).decode()
         except (OSError, ValueError) as error:
             raise damaged(manifest, error) from error
         found = cls.of_manifest(path, text)

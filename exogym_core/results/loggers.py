@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.results.disk import make_private_folder, write_whole
+from exogym_core.results.disk import make_folder, write_whole
 from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
 from exogym_core.results.table import Table
 from netsim.files.errors import InputError
@@ -50,7 +50,7 @@ class FolderLogger:
     """
 
     def __init__(self, run_name: str, config: Mapping[str, Any], parent: Path = Path("logs")) -> None:
-        self.path = make_private_folder(parent, run_name, numbered=False)
+        self.path = make_folder(parent, run_name, numbered=False)
         write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
         self._tables = {
             "step": Table(self.path / "train.csv", TRAIN_COLUMNS),

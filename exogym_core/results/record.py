@@ -1,4 +1,4 @@
-"""What a run leaves on disk: one private folder, every file written whole or not at all.
+"""What a run leaves on disk: one folder, every file written whole or not at all.
 
     folder = RunFolder.create(None, "digits")          # runs/digits-1
     folder.write_text("experiment.yaml", experiment.to_yaml())
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, seeded_name, visible
-from exogym_core.results.disk import RecordError, make_private_folder, write_whole
+from exogym_core.results.disk import RecordError, make_folder, write_whole
 from exogym_core.results.lock import LOCK_NAME, FolderLock
 from exogym_core.results.seal import relative_to, seal_of
 from netsim.files.errors import InputError
@@ -100,7 +100,7 @@ class RunFolder:
             RecordError: it cannot be made.
         """
         if out is None:
-            return cls(make_private_folder(Path(parent), name, numbered=True)).owned()
+            return cls(make_folder(Path(parent), name, numbered=True)).owned()
         path = Path(out)
         try:
             if path.exists() and not path.is_dir():
@@ -108,8 +108,7 @@ class RunFolder:
             if path.is_dir() and any(entry.name != LOCK_NAME for entry in path.iterdir()):
                 raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
-            path.chmod(0o700)
+            path.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"--out {visible(out)}: cannot be made: {error.strerror or error}") from error
         except InputError:
@@ -159,7 +158,7 @@ class RunFolder:
     # --- writing -------------------------------------------------------------------------------------------
 
     def make_folder(self, *names: str) -> Path:
-        """The private folder `names[0]/names[1]/...`, made where it is not there.
+        """The folder `names[0]/names[1]/...`, made where it is not there.
 
         Raises:
             RecordError: it cannot be made.
@@ -168,16 +167,16 @@ class RunFolder:
         try:
             for name in names:
                 path = path / file_name(name)
-                path.mkdir(mode=0o700, exist_ok=True)
+                path.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(path)}: cannot be made: {error.strerror}") from error
         return path
 
     def write_text(self, relative: str, text: str | bytes) -> Path:
-        """Write one file whole, and return its path; folders on the way are made private."""
+        """Write one file whole, and return its path; folders on the way are made."""
         path = self.path / relative
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(path.parent)}: cannot be made: {error.strerror}") from error
         write_whole(path, text)
@@ -247,7 +246,7 @@ class RunFolder:
         """Add one line to `log.txt`."""
         path = self.path / "log.txt"
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             with os.fdopen(descriptor, "a", encoding="utf-8") as file:
                 file.write(visible(line, 2000) + "\n")
         except OSError as error:

@@ -19,7 +19,7 @@ from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import processes_of_site
 from exogym_core.names import visible
 from exogym_core.ranks.torchrun.rank import recalled, remember, torchrun_rank
-from exogym_core.results.disk import make_private_folder
+from exogym_core.results.disk import make_folder
 from exogym_core.training.options import OPTIONS
 from netsim.files.errors import InputError
 
@@ -86,7 +86,7 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
     folder = None
     if request.checkpoint_interval is not None:
         if request.resume_from is None:
-            folder = make_private_folder(
+            folder = make_folder(
                 Path(request.save_dir), request.run_name or type(request.strategy).__name__, numbered=False
             )
         else:

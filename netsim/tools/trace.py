@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import defaultdict
 from contextlib import contextmanager
 from itertools import islice, pairwise
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from netsim.files.errors import InputError
+from netsim.files.plain_files import output_file
 from netsim.fluid.channel import BackgroundConnection
 from netsim.fluid.recorder import Recorder
 
@@ -42,7 +42,7 @@ _MOST_LANES = 100  # of a row, for what overlaps
 
 
 def write_trace(recorder: Recorder, path: str | Path, hosts: Sequence[int] = ()) -> None:
-    """Write everything as one JSON file, compressed if its name ends in `.gz`; whole or not at all.
+    """Write everything as one JSON file, compressed if its name ends in `.gz`; see `output_file`.
 
     Args:
         recorder: has kept it.
@@ -51,22 +51,14 @@ def write_trace(recorder: Recorder, path: str | Path, hosts: Sequence[int] = ())
 
     Raises InputError where it cannot be written.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(partial, "xb", opener=_private) as file:
-            if path.suffix == ".gz":
-                # Neither name nor time: equal runs give equal bytes.
-                # Level 9 takes thrice as long as level 6 and saves 3 %.
-                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                    _write(recorder, packed, hosts)
-            else:
-                _write(recorder, file, hosts)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with output_file(path) as file:
+        if Path(path).suffix == ".gz":
+            # Neither name nor time: equal runs give equal bytes.
+            # Level 9 takes thrice as long as level 6 and saves 3 %.
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                _write(recorder, packed, hosts)
+        else:
+            _write(recorder, file, hosts)
 
 
 def _write(recorder: Recorder, file: IO[bytes] | gzip.GzipFile, hosts: Sequence[int]) -> None:
@@ -110,10 +102,6 @@ def tracing(
             tell(f"{path}: what happened until the run was cut short")
         raise
     write_trace(recorder, path, hosts)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class _Row(NamedTuple):

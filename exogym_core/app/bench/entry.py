@@ -20,6 +20,7 @@ from exogym_core.results.bootstrap import bootstrap_interval
 from exogym_core.results.report.groups import members_of
 from exogym_core.results.tidy import find_runs
 from netsim.files.errors import InputError
+from netsim.files.plain_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,9 +45,11 @@ def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         InputError: the file cannot be read, or it does not say which class it is, or its options are not plain.
     """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(read_bytes(path))
     except OSError as error:
         raise InputError(f"{visible(path)}: cannot be read: {error.strerror}") from None
+    except InputError:
+        raise
     except (ValueError, SyntaxError) as error:
         raise InputError(f"{visible(path)}: cannot be read as Python: {error}") from None
     if not path.stem.isidentifier():
