@@ -136,7 +136,8 @@ def _show_study(
             "report": str(page),
             "figures": [str(figure) for figure in figures],
             "verdict": study.verdict,
-            "winner": study.winner.name if study.winner else None,
+            "winner": study.winners[0].name if len(study.winners) == 1 else None,
+            "winners": [group.name for group in study.winners],
             "groups": groups,
         }
         click.echo(json.dumps(document, indent=2))
