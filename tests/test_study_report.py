@@ -6,6 +6,8 @@ import csv
 import json
 import math
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,7 @@ from exogym_core import load_runs
 from exogym_core.app.cli import main
 from exogym_core.results.bootstrap import bootstrap_interval, paired_interval
 from exogym_core.results.record import RunFolder
+from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import study_report
 from netsim.files.errors import InputError
@@ -279,3 +282,45 @@ def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert table.column_names == list(rows[0])
     assert [float(row["judged_loss"]) for row in rows] == table["judged_loss"].to_pylist()
+
+
+@pytest.mark.parametrize("text", ["1e400", "nan", "-1", "x"])
+def test_a_changed_table_is_told_in_a_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
+    table = path / "metrics/A.seed-0.csv"
+    table.write_text(table.read_text().replace(",16", f",{text}"))
+    assert main(["report", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "metrics/A.seed-0.csv" in told
+    assert "expected a number from 0 to 1e+24" in told or "could not convert string to float" in told
+
+
+def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
+    path = write_run(tmp_path / "a", {"A": [1.0], "B": [2.0]}, seed=0, **plain)
+    holder = (
+        "import sys; from exogym_core.results.lock import FolderLock; from pathlib import Path; "
+        "FolderLock(Path(sys.argv[1])).tell('B: step 700 of 900'); print(); sys.stdin.read()"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", holder, str(path)], **pipes) as process:
+        process.stdout.readline()
+        results = Results.load(RunFolder(path))
+        write_report(RunFolder(path))
+        process.communicate()
+    assert verdict(results).text.startswith("This run is going on (B: step 700 of 900). So far: ")
+    assert verdict(results).winner is None
+    page = (path / "report.html").read_text()
+    assert "Running: B: step 700 of 900." in page
+    assert "stopped before its end" not in page
+    assert Results.load(RunFolder(path)).running is None
+
+
+def test_the_page_of_several_runs_may_lie_in_a_new_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
+    page = tmp_path / "new/folder/page.html"
+    assert main(["report", str(tmp_path / "a"), "--out", str(page)]) == 0
+    assert page.is_file()

@@ -253,6 +253,8 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, listener: Listener
 
         def tell(row: Mapping[str, Any]) -> None:
             listener.event(row)
+            if row["kind"] == "step":
+                folder.tell_progress(f"{run.name}: step {row['step']} of {settings.steps}")
             for logger in loggers:
                 logger.event(row)
 

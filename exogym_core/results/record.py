@@ -53,6 +53,9 @@ VALIDATION_COLUMNS = (
 )
 """First columns of a strategy's validation metrics."""
 
+_MOST = 1e24  # of steps, bytes and seconds; no run has so many
+_CLOCKS = ("virtual_seconds", "wall_seconds")  # every row of a file has them, or none
+_COUNTED = ("examples_trained", "compute_utilisation")
 _ENVIRONMENT = "environment.json"
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn", "numba")
 
@@ -149,6 +152,11 @@ class RunFolder:
                 f"{visible(self.path)}: cannot be written: {error.strerror or error}"
             ) from error
         return self
+
+    def tell_progress(self, line: str) -> None:
+        """Have `netgym report` know how far the work is, as long as it goes on."""
+        if self._lock is not None:
+            self._lock.tell(visible(line, 200))
 
     def release(self) -> None:
         """Let others work in it."""
@@ -312,7 +320,9 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return self._read_numbers(f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv")
+        return self._read_numbers(
+            f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv", "step"
+        )
 
     def read_links(self, label: str, seed: int | None = None) -> list[dict[str, float]]:
         """What `write_links` wrote; empty where there was no network.
@@ -320,20 +330,30 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv")
+        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv", "virtual_seconds")
 
-    def _read_numbers(self, relative: str) -> list[dict[str, float]]:
+    def _read_numbers(self, relative: str, key: str, clocks: Sequence[str] = ()) -> list[dict[str, float]]:
         path = self.path / relative
         if not path.is_file():
             return []
         try:
             with path.open(encoding="utf-8", newline="") as file:
                 rows = [
-                    {key: float(value) for key, value in row.items() if key and value}
+                    {name: float(value) for name, value in row.items() if name and value}
                     for row in csv.DictReader(file, strict=True)
                 ]
         except (OSError, ValueError, TypeError, csv.Error) as error:
-            raise InputError(f"{visible(path)}: is no table of numbers: {error}") from None
+            raise InputError(f"{visible(path)}: is no table of numbers: {visible(error)}") from None
+        needed = {key, *(name for name in clocks if any(name in row for row in rows))}
+        for number, row in enumerate(rows, start=2):
+            for name in sorted(needed - row.keys()):
+                raise InputError(f"{visible(path)}:{number}: column {name}: has no value")
+            for name, value in row.items():
+                if not _can_be(name, value):
+                    raise InputError(
+                        f"{visible(path)}:{number}: column {visible(name)}: expected a number from 0 to {_MOST:g}, got "
+                        f"{value!r}"
+                    )
         return rows
 
     def digest(self) -> str:
@@ -352,6 +372,14 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _can_be(column: str, value: float) -> bool:
+    """Whether a number is one that `column` can hold; losses may be infinite, and no numbers."""
+    is_counted = (
+        column in _COUNTED or column.endswith(("step", "seconds")) or "bytes" in column or "->" in column
+    )
+    return not is_counted or 0 <= value <= _MOST
 
 
 def _finite(value: Any) -> Any:

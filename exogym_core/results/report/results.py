@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.names import visible
+from exogym_core.results.lock import work_in
 from netsim.files.documents import load_document
 from netsim.files.errors import InputError
 
@@ -21,6 +23,7 @@ BASELINE = "AllReduce"
 WALL_CLOCK = "wall-clock time"
 """What seconds of real ranks are of."""
 
+_MOST = 1e300  # of a number in a summary
 _NUMBERS = (
     "final_loss",
     "accuracy",
@@ -148,11 +151,13 @@ class Results:
         settings: the resolved experiment as plain data.
         experiment_yaml: the same as text.
         strategies: in the order of the experiment.
+        running: how far another process is that works on it now; None where none does.
     """
 
     settings: Mapping[str, Any]
     experiment_yaml: str
     strategies: Sequence[StrategyResult]
+    running: str | None = None
 
     @classmethod
     def load(cls, folder: RunFolder) -> Results:
@@ -176,6 +181,7 @@ class Results:
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, told) for entry in folder.read_summary()],
+            running=work_in(path.parent),
         )
 
     @property
@@ -289,8 +295,8 @@ def _timed(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]
 def _number(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{where}: expected a number or null, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST <= value <= _MOST:
+        raise InputError(f"{where}: expected a number or null, got {visible(repr(value), 100)}")
     return float(value)
 
 
