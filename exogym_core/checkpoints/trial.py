@@ -116,8 +116,9 @@ def _is_equal(value: object, other: object) -> bool:
     if isinstance(value, torch.Generator):
         return isinstance(other, torch.Generator) and torch.equal(value.get_state(), other.get_state())
     if isinstance(value, list | tuple):
-        is_alike = isinstance(other, list | tuple) and len(value) == len(other)
-        return is_alike and all(map(_is_equal, value, other))  # type: ignore[arg-type]
+        if not isinstance(other, list | tuple) or len(value) != len(other):
+            return False
+        return all(map(_is_equal, value, other))
     if isinstance(value, dict):
         if not isinstance(other, dict) or value.keys() != other.keys():
             return False

@@ -35,8 +35,8 @@ class Logger(Protocol):
     def event(self, row: Mapping[str, Any]) -> None:
         """One row with its `kind`: step, validation or correlation."""
 
-    def close(self) -> None:
-        """The run is over, or has failed."""
+    def close(self, state: str = "FINISHED") -> None:
+        """The run is FINISHED, FAILED or KILLED."""
 
 
 class FolderLogger:
@@ -66,7 +66,7 @@ class FolderLogger:
         if kind == "validation":
             self.close()
 
-    def close(self) -> None:
+    def close(self, state: str = "FINISHED") -> None:
         """Write what there is."""
         for table in self._tables.values():
             table.flush()
@@ -130,6 +130,6 @@ class WandbLogger:
         numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
         self._run.log({"examples_trained": examples, **numbers})
 
-    def close(self) -> None:
-        """Finish the wandb run."""
-        self._run.finish()
+    def close(self, state: str = "FINISHED") -> None:
+        """Finish the wandb run, as one that came to its end or as one that did not."""
+        self._run.finish(exit_code=0 if state == "FINISHED" else 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from netsim import parse_collectives
 from netsim.files.errors import InputError
@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["OPTIONS", "TIMED", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
+__all__ = [
+    "OPTIONS",
+    "TIMED",
+    "Option",
+    "OtherOptions",
+    "RunOptions",
+    "file_values",
+    "open_device",
+    "option",
+    "whole_number",
+]
 
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -221,6 +231,19 @@ class RunOptions:
         check=_truth,
         about="a bar on a terminal, a line now and then elsewhere, and how it ended, on stderr; False for silence.",
     )
+
+
+class OtherOptions(TypedDict, total=False):
+    """Those that `fit` does not spell out, for type checkers; a test has their names be all of them."""
+
+    val_seconds: float | str | None
+    until: float | str | None
+    servers: int | None
+    failures: Mapping[str, Any] | None
+    edited_code: bool
+    timeout_seconds: float | None
+    compare_calls: bool
+    progress: bool
 
 
 OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(RunOptions)}
