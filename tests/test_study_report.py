@@ -324,3 +324,11 @@ def test_the_page_of_several_runs_may_lie_in_a_new_folder(tmp_path: Path) -> Non
     page = tmp_path / "new/folder/page.html"
     assert main(["report", str(tmp_path / "a"), "--out", str(page)]) == 0
     assert page.is_file()
+
+
+def test_figures_for_papers_leave_no_group_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than eight groups were dropped without a word."""
+    write_run(tmp_path / "a", {f"S{number}": [1.0 + number] for number in range(9)}, seed=0)
+    arguments = ["report", str(tmp_path), "--format", "svg", "--out", str(tmp_path / "page.html")]
+    assert main(arguments) == 2
+    assert "--format svg: a figure shows 8 groups at most, and there are 9" in capsys.readouterr().err

@@ -158,7 +158,13 @@ def _show_study(
 def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) -> list[Path]:
     from exogym_core.results.disk import write_whole
     from exogym_core.results.report.pictures import OF_SEVERAL, draw_figures
+    from exogym_core.results.report.study import MOST_CURVES
 
+    if formats and len(study.groups) > MOST_CURVES:
+        raise InputError(
+            f"--format {','.join(formats)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE"
+        )
     written = []
     for form in formats:
         _make(folder)

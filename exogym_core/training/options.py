@@ -102,6 +102,13 @@ def _truth(name: str, value: Any) -> Any:
     return value
 
 
+def _transport(name: str, value: Any) -> str:
+    from exogym_core.ranks.run import transport_named  # here, since it brings torch
+
+    transport_named(value)
+    return str(value)
+
+
 def _patience(name: str, value: Any) -> float | None:
     if value is None:
         return None
@@ -200,7 +207,7 @@ class RunOptions:
     protocol: str | Mapping[str, Any] | None = option(None, key="protocol", same=True)
     collectives: str | Mapping[str, str] = option("auto", check=_collectives, key="collectives", same=True)
     compute: float | str | Mapping[str, Any] | Compute | None = option(None, key="compute")
-    transport: str = option("netsim", same=True)
+    transport: str = option("netsim", check=_transport, key="transport", file_type=str, same=True)
     workers: str | Mapping[str, Any] | WorkerSpec = option("auto", key="workers")
     target_loss: float | None = option(None, check=_finite, key="target_loss")
     resume_from: str | Path | None = option(None)
