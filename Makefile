@@ -44,23 +44,23 @@ setup: $(VENV)/.ready
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[demo]'
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[demo,dev,docs]'
 	touch $@
 
 $(VENV)/.soak: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[soak]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[soak]'
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[browser]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[demo,docs]'
 	touch $@
 
 clean:

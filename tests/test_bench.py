@@ -40,6 +40,24 @@ class Entry(DiLoCoStrategy):
         super().__init__(H=H, lr=0.02, **options)
 """
 
+HALVES = """\
+import torch
+from exogym_core.strategy import Strategy
+
+
+class Halves(Strategy):
+    def __init__(self):
+        super().__init__(lr=0.02)
+
+    def step(self):
+        self.optimizer_step()
+        with torch.no_grad():
+            for parameter in self.trainable:
+                sent = parameter.to(torch.bfloat16)
+                parameter.copy_(self.comm.all_reduce(sent, "avg"))
+        super().step()
+"""
+
 SLOW = (
     MINE
     + """
@@ -106,6 +124,25 @@ def test_coding_is_charged_and_so_is_what_is_in_flight_at_the_end(
     assert of["DelayedDiLoCo"]["bytes_sent"] == of["DiLoCo"]["bytes_sent"]
     one_round = of["DiLoCo"]["network_seconds"] / 4
     assert of["DelayedDiLoCo"]["virtual_seconds"] > one_round + of["DelayedDiLoCo"]["computing_seconds"]
+
+
+def test_who_encodes_for_nothing_gets_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tier.yaml").write_text(TIER.replace("seeds: 2", "seeds: 1"))
+    (tmp_path / "halves.py").write_text(HALVES)
+    arguments = ["bench", str(tmp_path / "halves.py"), "--tier", str(tmp_path / "tier.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr()
+    assert "Halves    0 of 1  -      coding not charged" in told.out
+    assert "Halves: no score: coding not charged: encode with self.charged(codec)" in told.err
+    assert json.loads((tmp_path / "out/entries/Halves.json").read_text())["scores"][0]["held"] == 0
+    (run,) = (tmp_path / "out").rglob("*/summary.json")
+    assert '"coding": "not charged"' in run.read_text()
+    assert main(["report", str(run.parent)]) == 0
+    told = capsys.readouterr()
+    assert "Halves (coding not charged)" in told.out
+    assert "Coding is not charged to Halves: the times lack what encoding takes." in " ".join(
+        told.out.split()
+    )
 
 
 def test_the_table_leaves_out_what_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

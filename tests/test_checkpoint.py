@@ -6,13 +6,16 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import importlib
 import itertools
 import json
+import linecache
 import math
 import os
 import random
 import re
 import shutil
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +36,7 @@ from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.communicator import run_ranks
 from exogym_core.ranks.journal import Journal
 from exogym_core.results.disk import RecordError
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy
+from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy, Strategy
 from netsim.files.errors import InputError
 from netsim.ranks.requests import Advance, Call, Key, Mark, Post, Wait
 
@@ -430,9 +433,10 @@ def test_a_folder_that_cannot_be_made_is_told(
     assert [path.name for path in (tmp_path / "DiLoCoStrategy").iterdir()] == ["step-00000002"]
 
 
-def test_everything_is_private(saved: Path) -> None:
+def test_rights_are_those_that_the_umask_leaves(saved: Path) -> None:
+    os.umask(umask := os.umask(0))
     for path in (saved.parent, saved, *saved.iterdir()):
-        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 # --- what is refused ---------------------------------------------------------------------------------------
@@ -634,3 +638,123 @@ def test_a_log_is_appended_and_holds_little_in_memory(tmp_path: Path) -> None:
         log.add(0, Mark({"step": 3, "loss": number / 7}))
         assert log._num_characters <= 1 << 21
     log.close()
+
+
+# --- code of one's own ---------------------------------------------------------------------------------------
+
+OWN = """\
+import torch
+from exogym_core.strategy import Strategy
+import {helper}
+
+FACTOR = 0.5
+
+
+def mixed(strategy):
+    return FACTOR * {helper}.part(strategy)
+
+
+class Own(Strategy):
+    judged = "own"
+
+    def __init__(self, **options):
+        super().__init__(**options)
+
+    def _init_node(self, model, rank, num_nodes):
+        super()._init_node(model, rank, num_nodes)
+        self.kept, self.count = torch.zeros(2), 0
+
+    def step(self):
+        self.kept += mixed(self)
+        self.count += 1
+        self.optimizer_step()
+        super().step()
+
+    def state_dict(self):
+        return {{**super().state_dict(), "kept": self.kept, "count": self.count}}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.kept, self.count = state["kept"], state["count"]
+"""
+HELPER = "def part(strategy):\n    return strategy.rank + 1\n\n\ndef unused():\n    return 1\n"
+
+
+def own_strategy(folder: Path, name: str, source: str = OWN, helper: str = HELPER) -> Strategy:
+    """The strategy of a module `name`, which is taken from the disk as it is now."""
+    (folder / f"{name}.py").write_text(source.format(helper=f"{name}_helper"))
+    (folder / f"{name}_helper.py").write_text(helper)
+    for each in (name, f"{name}_helper"):
+        sys.modules.pop(each, None)
+    importlib.invalidate_caches()
+    linecache.clearcache()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(sys, "dont_write_bytecode", True)
+        strategy: Strategy = importlib.import_module(name).Own(lr=0.1)
+    return strategy
+
+
+EDITS: dict[str, tuple[str, str, str]] = {
+    "a method": ("source", "self.count += 1", "self.count += 2"),
+    "a constant": ("source", "FACTOR = 0.5", "FACTOR = 0.25"),
+    "a function it calls": ("source", "return FACTOR *", "return 1 + FACTOR *"),
+    "a function of another module": ("helper", "strategy.rank + 1", "strategy.rank + 2"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_edited_code_of_ones_own_is_refused_on_the_way_on(what: str, tmp_path: Path) -> None:
+    """It went on with the new formula, without a word."""
+    options: dict[str, Any] = {"workers": "threads", "checkpoint_interval": 2, "save_dir": tmp_path / "saved"}
+    name = f"own_{list(EDITS).index(what)}"
+    begun = fit(strategy=own_strategy(tmp_path, name), max_steps=3, **options)
+    again = {**options, "resume_from": begun.checkpoint_folder}
+    file, before, after = EDITS[what]
+    texts = {"source": OWN, "helper": HELPER}
+    edited = {**texts, file: texts[file].replace(before, after)}
+    with pytest.raises(InputError) as caught:
+        fit(strategy=own_strategy(tmp_path, name, **edited), **again)
+    assert f"step-00000002: {name}" in str(caught.value)
+    assert (
+        "was edited since this checkpoint; undo the edit, or add --edited-code (fit: edited_code=True) to go on with "
+        "the code as it is now"
+    ) in str(caught.value)
+    harmless = {
+        "source": OWN.replace("FACTOR = 0.5", "FACTOR = 0.5  # half"),
+        "helper": HELPER + "\nunused()\n",
+    }
+    assert fit(strategy=own_strategy(tmp_path, name, **harmless), **again).resumed_step == 2
+    with pytest.warns(UserWarning, match="the run goes on with the code as it is now"):
+        accepted = fit(strategy=own_strategy(tmp_path, name, **edited), edited_code=True, **again)
+    assert accepted.resumed_step == 4
+
+
+def test_a_state_that_lacks_something_is_found_at_the_start(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"workers": "threads", "checkpoint_interval": 4, "save_dir": tmp_path / "saved"}
+    options["max_steps"] = 1
+
+    def refused(before: str, after: str) -> str:
+        with pytest.raises(InputError) as caught:
+            fit(strategy=own_strategy(tmp_path, "lacking", OWN.replace(before, after)), **options)
+        return str(caught.value)
+
+    told = refused(', "kept": self.kept', "").partition("\n")[0]
+    assert "Own.load_state_dict(): fails on what state_dict() returned: KeyError: 'kept'" in told
+    told = refused('self.kept, self.count = state["kept"], state["count"]', 'self.count = state["count"]')
+    assert "Own.state_dict(): lacks 'kept', which is another after a save and a load" in told
+    told = refused('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')
+    assert "if no step reads it, write not_saved = ('count',) in the class" in told
+    unread = OWN.replace('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')
+    unread = unread.replace('    judged = "own"\n', '    judged = "own"\n    not_saved = ("count",)\n')
+    assert fit(strategy=own_strategy(tmp_path, "lacking", unread), **options).complete
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_shipped_strategies_keep_is_whole_for_those_that_derive_from_them(
+    name: str, tmp_path: Path
+) -> None:
+    derived = type("Derived", (STRATEGIES[name],), {"__module__": __name__})
+    options: dict[str, Any] = {"workers": "threads", "topology": "two-datacenters", "compute": "10 ms"}
+    options |= {"checkpoint_interval": 3, "save_dir": tmp_path} | ({"servers": 3} if name == "HALoS" else {})
+    assert fit(strategy=derived(), **options).complete

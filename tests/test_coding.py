@@ -14,11 +14,13 @@ from exogym_core import Trainer
 from exogym_core.cost.coding import Coding
 from exogym_core.cost.compute import Compute
 from exogym_core.strategy import (
+    STRATEGIES,
     AllReduceStrategy,
     DeMoStrategy,
     DiLoCoStrategy,
     FedAvgStrategy,
     Strategy,
+    build_strategy,
 )
 from exogym_core.strategy.parts.codecs import CODECS, CastCodec
 from netsim.files.errors import InputError
@@ -159,3 +161,86 @@ def test_measured_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) ->
     assert resumed.resumed_step == 2
     assert resumed.compute == measured.compute, "the speeds of then hold now"
     assert resumed.virtual_seconds == measured.virtual_seconds
+
+
+class Halves(Strategy):
+    """Averages parameters in bf16 at each step; `charges` what that costs, or not."""
+
+    def __init__(self, charges: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.charges = charges
+
+    def step(self) -> None:
+        self.optimizer_step()
+        flat = torch.cat([parameter.detach().flatten() for parameter in self.trainable])
+        sent = flat.to(torch.bfloat16)
+        self.comm.all_reduce(sent, "avg")
+        if self.charges:
+            self.charge("halves", "encode", len(flat))
+            self.charge("halves", "decode", len(flat))
+        nn.utils.vector_to_parameters(sent.float(), self.trainable)
+        super().step()
+
+
+class TenthCodec(CastCodec):
+    """One of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float16)
+
+
+def test_coding_of_ones_own_is_charged_or_told() -> None:
+    """At 10 kB/s 42 values take 16.8 ms to encode and as long to decode, three times."""
+    slow = {"fixed": "1 s", "coding": "10 kB/s"}
+    with pytest.warns(UserWarning, match="Halves: coding not charged: it sends encoded values"):
+        free = fit(Halves(charges=False, lr=0.1), compute=slow)
+    assert free.coding == "not charged"
+    paid = fit(Halves(charges=True, lr=0.1), compute=slow)
+    assert paid.coding == "charged"
+    assert paid.virtual_seconds - free.virtual_seconds == pytest.approx(3 * 2 * 42 * 4 / 10_000, rel=1e-3)
+    assert fit(Halves(charges=False, lr=0.1), compute="1 s").coding is None, "coding is free for all"
+    for strategy in (AllReduceStrategy(lr=0.1), DiLoCoStrategy(H=2, lr=0.1)):
+        assert fit(strategy, compute=slow).coding is None, "nothing is encoded"
+    assert fit(AllReduceStrategy(codec=TenthCodec(), lr=0.1), compute=slow).coding == "charged"
+
+
+@pytest.mark.parametrize("coding", ["measured", {"int8": "2 GB/s"}])
+def test_a_codec_of_ones_own_without_a_speed_is_measured(coding: Any, tmp_path: Path) -> None:
+    compute = {"fixed": "10 ms", "coding": coding}
+    strategy = DiLoCoStrategy(codec=TenthCodec(), H=1)
+    kept = {"checkpoint_interval": 2, "save_dir": tmp_path}
+    measured = fit(strategy, compute=compute, **kept)
+    assert "TenthCodec" in measured.compute["coding"]
+    assert measured.coding == "charged"
+    again = fit(strategy, compute=compute, checkpoint_interval=2, resume_from=measured.checkpoint_folder)
+    assert again.resumed_step == 2
+    assert again.compute == measured.compute, "the speeds of then hold now"
+    assert fit(DiLoCoStrategy(codec="int8", H=1), compute=measured.compute).coding == "charged"
+
+
+def test_an_override_of_setup_from_times_in_which_coding_was_free_still_runs() -> None:
+    class Old(AllReduceStrategy):
+        def setup(self, model: nn.Module, comm: Any, max_steps: int, seed: int) -> None:  # type: ignore[override]
+            super().setup(model, comm, max_steps, seed)
+
+    assert fit(Old(lr=0.1), compute={"fixed": "1 s", "coding": "10 kB/s"}).coding is None
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_shipped_strategy_encodes_for_nothing(name: str) -> None:
+    options: dict[str, Any] = {"servers": 3} if name == "HALoS" else {}
+    if name in (
+        "SPARTA+DiLoCo",
+        "DiLoCo",
+        "FedAvg",
+        "LocalSGD",
+        "SlowMo",
+        "MuLoCo",
+        "SparseLoCo",
+        "QsparseLocalSGD",
+    ):
+        strategy = build_strategy(name, H=2)
+    else:
+        strategy = build_strategy(name)
+    compute = {"fixed": "10 ms", "coding": "1 GB/s"}
+    assert fit(strategy, compute=compute, workers="threads", **options).coding in (None, "charged")

@@ -7,9 +7,17 @@ import copy
 import pytest
 import torch
 
+from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, build_strategy
+from exogym_core.strategy import (
+    STRATEGIES,
+    AllReduceStrategy,
+    DiLoCoStrategy,
+    Strategy,
+    build_strategy,
+)
 from exogym_core.tasks import build_model
+from netsim.files.errors import InputError
 
 JUDGED = {
     "ADPSGD": "own",
@@ -155,3 +163,98 @@ def test_the_ranks_of_a_sharded_site_have_it_in_parts():
                     start, stop = key[len(name) + 1 : -1].split(":")
                     flat[int(start) : int(stop)] = part
             assert torch.equal(flat.view(value.shape), value)
+
+
+class Drifting(Strategy):
+    """Local steps and nothing else: whatever it says is judged, ranks' models differ."""
+
+    def __init__(self, judged, told=lambda strategy: None):
+        super().__init__(optim_spec="sgd", lr=0.1)
+        self.judged, self.told = judged, told
+
+    def step(self):
+        self.optimizer_step()
+        super().step()
+
+    def judged_state(self):
+        return self.told(self)
+
+
+def train(strategy, **options):
+    data = torch.utils.data.TensorDataset(*batch(0, 0))
+
+    class Batches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, values):
+            return self.inner(values)
+
+    given = {"num_nodes": 2, "max_steps": 4, "num_epochs": 9, "batch_size": 1, "val_interval": 2}
+    given |= {"device": "cpu", "workers": "threads"}
+    return Trainer(Batches(), data, data).fit(strategy=strategy, **{**given, **options}).fit_result
+
+
+@pytest.mark.parametrize(
+    ("judged", "told", "line"),
+    [
+        (
+            "replica",
+            lambda strategy: None,
+            "Drifting: judged = 'replica' says that all ranks' models are equal, but after 2 steps rank 1's is not "
+            "rank 0's; write judged = 'own' to judge each rank's model, or judged = 'outer' with a judged_state() that "
+            "returns the last average",
+        ),
+        ("replicas", lambda strategy: None, "unknown judged of Drifting 'replicas': did you mean 'replica'?"),
+        ("server", lambda strategy: None, "Drifting: judged = 'server', but num_servers is 0"),
+        (
+            "outer",
+            lambda strategy: None,
+            "Drifting.judged_state(): returns None on rank 0, but judged = 'outer'",
+        ),
+        ("outer", lambda strategy: {}, "Drifting.judged_state(): lacks 'inner.layers.0.bias'"),
+        (
+            "outer",
+            lambda strategy: dict(strategy.named_trainable()) | {"other": torch.zeros(1)},
+            "Drifting.judged_state(): has 'other', which the model does not",
+        ),
+    ],
+)
+def test_a_claim_that_is_untrue_is_an_error_that_names_the_right_one(judged, told, line):
+    with pytest.raises(InputError) as caught:
+        train(Drifting(judged, told))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_replicas_that_are_equal_but_for_their_buffers_are_judged():
+    """Running means are of each rank's own batches; parameters that differ by rounding alone are equal too."""
+
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.inner = torch.nn.BatchNorm1d(6), model()
+
+        def forward(self, values):
+            return self.inner((self.norm(values[0]), values[1]))
+
+    class LastBits(AllReduceStrategy):
+        def step(self):
+            super().step()
+            with torch.no_grad():
+                self.trainable[0].mul_(1 + 1e-7 * self.rank)
+
+    data = torch.utils.data.TensorDataset(*batch(0, 0))
+    options = {
+        "num_nodes": 2,
+        "max_steps": 2,
+        "num_epochs": 9,
+        "batch_size": 2,
+        "device": "cpu",
+        "workers": "threads",
+    }
+    for strategy in (AllReduceStrategy(lr=0.1), LastBits(lr=0.1)):
+        result = Trainer(Normed(), data, data).fit(strategy=strategy, **options).fit_result
+        assert result.judged == "replica"
+        assert result.final_loss is not None

@@ -276,7 +276,7 @@ MISTAKES = {
     ),
     "links as mapping": ("hosts: [a]\nlinks: {a: b}\n", "2: links: expected a list, got a mapping"),
     "list as file": ("- a\n- b\n", "1: expected a mapping (keys and values), got a list"),
-    "text as file": ("hello\n", "1: expected a mapping (keys and values), got 'hello'"),
+    "text as file": ("hello\n", "1: expected a mapping (keys and values), got text"),
     "empty file": ("# nothing\n", " is empty: expected a topology with hosts or regions, and links"),
     "alias": ("hosts: &h {a: {}}\nregions: *h\n", "1: hosts: anchor '&h': anchors are not accepted"),
     "merge key": ("hosts:\n  a: {<<: {device: x}}\n", "2: hosts.a: merge key '<<': write the keys out"),

@@ -12,7 +12,7 @@ import pytest
 from exogym_core import Trainer
 from exogym_core.app.experiment import Experiment
 from exogym_core.app.settings import Settings
-from exogym_core.training.options import OPTIONS, RunOptions, file_values
+from exogym_core.training.options import OPTIONS, OtherOptions, RunOptions, file_values
 from netsim.files.documents import parse_document
 from netsim.files.errors import InputError
 
@@ -105,3 +105,13 @@ def test_a_new_option_is_one_line_in_one_place():
     """One field in the table: the file has the key, fit the keyword, the request the value, the checkpoint knows it."""
     done = subprocess.run([sys.executable, "-c", ADDING], capture_output=True, text=True, check=False)
     assert done.stdout == "fit: patience is 0; give a whole number from 1 up\n", done.stderr
+
+
+def test_type_checkers_know_all_options_that_fit_does_not_spell_out() -> None:
+    """`batchsize=3` passed them, as any other name."""
+    spelt = inspect.signature(Trainer.fit, follow_wrapped=False).parameters
+    code = Trainer.fit.__code__
+    named = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    hidden = {each.name: each.type for each in fields(RunOptions) if each.name not in named}
+    assert {name: str(each.__forward_arg__) for name, each in OtherOptions.__annotations__.items()} == hidden
+    assert set(hidden) <= set(spelt)

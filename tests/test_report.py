@@ -168,10 +168,20 @@ class TestVerdict:
         )
 
     def test_a_close_second_and_a_lower_loss_are_told(self, tmp_path: Path) -> None:
-        entries = [*two(), entry("SPARTA", virtual_seconds_to_target=51.0, final_loss=0.1)]
+        entries = [*two(), entry("SPARTA", virtual_seconds_to_target=53.0, final_loss=0.1)]
         text = verdict(Results.load(run_folder(tmp_path, entries))).text
-        assert "SPARTA is close behind with 51 s" in text
+        assert "SPARTA is next with 53 s" in text
         assert "The lowest final loss is SPARTA's (0.1000 against 0.2000)." in text
+
+    def test_a_lead_that_the_network_decides_is_none(self, tmp_path: Path) -> None:
+        """The other protocol named the other strategy, with the same certainty."""
+        entries = [*two(), entry("SPARTA", virtual_seconds_to_target=51.0)]
+        decision = verdict(Results.load(run_folder(tmp_path, entries)))
+        assert decision.winner is None
+        assert decision.text.startswith(
+            "DiLoCo (50 s) and SPARTA (51 s) reach loss 0.3 first and are equal: leads of less than 5% change with the "
+            "protocol and with jitter. DiLoCo is 4x sooner than AllReduce (3.333 min). It sends 50 kB"
+        )
 
     def test_nobody_reaches_the_target(self, tmp_path: Path) -> None:
         entries = [entry(name, virtual_seconds_to_target=None, final_loss=loss) for name, loss in

@@ -6,6 +6,8 @@ import csv
 import json
 import math
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,7 @@ from exogym_core import load_runs
 from exogym_core.app.cli import main
 from exogym_core.results.bootstrap import bootstrap_interval, paired_interval
 from exogym_core.results.record import RunFolder
+from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import study_report
 from netsim.files.errors import InputError
@@ -101,12 +104,11 @@ def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> No
     """Seeds differ by far more than strategies do, but alike for both: that is told. Noise of its own is not."""
     path = write_run(tmp_path / "clear", {"A": [1.0, 50.0, 100.0], "B": [2.0, 51.5, 101.0]})
     report = study_report([path])
-    assert report.winner is not None
-    assert report.winner.name == "A"
+    assert [group.name for group in report.winners] == ["A"]
     assert "A comes first (50.33 s to the target), then B; the difference is 1 s to 1.5 s" in report.verdict
     path = write_run(tmp_path / "split", {"A": [1.0, 5.0, 9.0], "B": [2.0, 4.0, 10.0]})
     report = study_report([path])
-    assert report.winner is None
+    assert report.winners == []
     assert "but seeds do not tell them apart" in report.verdict
     path = write_run(tmp_path / "one", {"A": [1.0], "B": [2.0]}, seed=0)
     assert "nothing is known of how much seeds differ" in study_report([path]).verdict
@@ -115,11 +117,53 @@ def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> No
 def test_runs_that_are_a_group_each_are_compared_by_their_seeds(tmp_path: Path) -> None:
     """Their own names kept them apart: nothing was said to be known of seeds that they had in common."""
     for name, values in (("a", [1.0, 2.0, 3.0]), ("b", [2.0, 3.1, 4.0])):
-        write_run(tmp_path / name, {"A": values}, topology=NETWORK | {"name": name})
+        write_run(tmp_path / name, {"A": values}, topology=NETWORK)
+    report = study_report([tmp_path], by=["run"])
+    assert [group.name for group in report.winners] == ["a, A"]
+    assert "3 seeds in common" in report.verdict
+
+
+def test_networks_are_no_replicates(tmp_path: Path) -> None:
+    """Nine runs of three seeds were pooled as nine: the interval shrank with no new information."""
+    for name in ("x", "y", "z"):
+        write_run(tmp_path / name, {"A": [1.0, 2.0], "B": [3.0, 4.0]}, topology=NETWORK | {"name": name})
+    with pytest.raises(InputError) as caught:
+        study_report([tmp_path], by=["strategy"])
+    assert str(caught.value) == (
+        "--group-by strategy: A holds runs that differ in topology (x, y, z), and only seeds are replicates: add "
+        "--group-by topology, or --where topology=x"
+    )
+    report = study_report([tmp_path], by=["strategy"], where=["topology=y"])
+    assert [group.cells()[0] for group in report.groups] == ["1.5 s [1 s, 2 s]", "3.5 s [3 s, 4 s]"]
+    write_run(tmp_path / "x-again", {"A": [1.0, 2.0]}, topology=NETWORK | {"name": "x"})
+    with pytest.raises(
+        InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which is no further"
+    ):
+        study_report([tmp_path], by=["strategy"], where=["topology=x"])
+
+
+def test_each_network_has_a_winner_of_its_own_and_who_missed_the_target_is_said(tmp_path: Path) -> None:
+    """The sentence compared one strategy on two networks, and told nothing of who missed the target."""
+    write_run(tmp_path / "1", {"A": [1.0, 2.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "x"})
+    write_run(tmp_path / "2", {"A": [9.0, 8.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "y"})
     report = study_report([tmp_path], by=["topology"])
-    assert report.winner is not None
-    assert report.winner.name == "a, A"
-    assert "3 pairs of runs with equal seeds" in report.verdict
+    assert report.verdict == (
+        "topology x: x, A comes first (1.5 s to the target), then x, B; the difference is 2 s to 2.5 s (95 % interval "
+        "over 2 seeds in common). topology y: y, B comes first (3.75 s to the target), then y, A; the difference is "
+        "3.5 s to 6 s (95 % interval over 2 seeds in common). No strategy is first under all of these."
+    )
+    assert [group.name for group in report.winners] == ["x, A", "y, B"]
+    missed = write_run(tmp_path / "3", {"A": [1.0, 2.0], "B": [3.0, 4.0], "C": [5.0, 6.0]})
+    entries = RunFolder(missed).read_summary()
+    entries[1]["by_seed"][0] |= {"target": "missed", "virtual_seconds_to_target": None}
+    for run in entries[2]["by_seed"]:
+        run |= {"target": "missed", "virtual_seconds_to_target": None}
+    RunFolder(missed).write_summary(entries)
+    report = study_report([missed])
+    assert report.verdict == (
+        "A comes first (1.5 s to the target), alone. B (held by 1 of 2 runs), C did not hold the target."
+    )
+    assert [group.name for group in report.winners] == ["A"]
 
 
 def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
@@ -146,10 +190,8 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     ]
     report = study_report([tmp_path], by=["workers.count"], where=["strategy=B", "topology=y"])
     assert [group.values for group in report.groups] == [("8", "B")]
-    assert [group.values for group in study_report(folders, by=["strategies.*.H"]).groups] == [
-        ("4", "A"),
-        ("4", "B"),
-    ]
+    report = study_report(folders, by=["strategies.*.H"], where=["run=a"])
+    assert [group.values for group in report.groups] == [("4", "A"), ("4", "B")]
     with pytest.raises(InputError, match="--group-by nothing: no run has such a key"):
         study_report(folders, by=["nothing"])
     with pytest.raises(InputError, match="--where strategy=C: no run has it: strategy is A, B"):
@@ -240,3 +282,53 @@ def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert table.column_names == list(rows[0])
     assert [float(row["judged_loss"]) for row in rows] == table["judged_loss"].to_pylist()
+
+
+@pytest.mark.parametrize("text", ["1e400", "nan", "-1", "x"])
+def test_a_changed_table_is_told_in_a_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
+    table = path / "metrics/A.seed-0.csv"
+    table.write_text(table.read_text().replace(",16", f",{text}"))
+    assert main(["report", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "metrics/A.seed-0.csv" in told
+    assert "expected a number from 0 to 1e+24" in told or "could not convert string to float" in told
+
+
+def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
+    path = write_run(tmp_path / "a", {"A": [1.0], "B": [2.0]}, seed=0, **plain)
+    holder = (
+        "import sys; from exogym_core.results.lock import FolderLock; from pathlib import Path; "
+        "FolderLock(Path(sys.argv[1])).tell('B: step 700 of 900'); print(); sys.stdin.read()"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", holder, str(path)], **pipes) as process:
+        process.stdout.readline()
+        results = Results.load(RunFolder(path))
+        write_report(RunFolder(path))
+        process.communicate()
+    assert verdict(results).text.startswith("This run is going on (B: step 700 of 900). So far: ")
+    assert verdict(results).winner is None
+    page = (path / "report.html").read_text()
+    assert "Running: B: step 700 of 900." in page
+    assert "stopped before its end" not in page
+    assert Results.load(RunFolder(path)).running is None
+
+
+def test_the_page_of_several_runs_may_lie_in_a_new_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
+    page = tmp_path / "new/folder/page.html"
+    assert main(["report", str(tmp_path / "a"), "--out", str(page)]) == 0
+    assert page.is_file()
+
+
+def test_figures_for_papers_leave_no_group_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than eight groups were dropped without a word."""
+    write_run(tmp_path / "a", {f"S{number}": [1.0 + number] for number in range(9)}, seed=0)
+    arguments = ["report", str(tmp_path), "--format", "svg", "--out", str(tmp_path / "page.html")]
+    assert main(arguments) == 2
+    assert "--format svg: a figure shows 8 groups at most, and there are 9" in capsys.readouterr().err

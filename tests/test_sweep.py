@@ -157,7 +157,7 @@ def test_a_sweep_marks_what_fails_and_does_the_rest(
     assert told.err.startswith("4 points: about ")
     assert "of memory for 8 runs" in told.err
     assert (
-        "2 points will be marked as failed: point topology=lan, strategies.*.lr=-1: strategies[0].lr"
+        "2 of them will be marked as failed: point topology=lan, strategies.*.lr=-1: strategies[0].lr"
         in told.err
     )
     assert "point 3 of 4: topology=wan-4-regions, strategies.*.lr=0.01" in told.err

@@ -237,9 +237,9 @@ drift:
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("seconds,rate\n", "line 1: expected the header 'start_s,bits_per_second', got 'seconds,rate'"),
-        ("start_s,bits_per_second\n0,fast\n", "line 2: expected two numbers, got '0,fast'"),
-        ("start_s,bits_per_second\n0,1,2\n", "line 2: expected two numbers, got '0,1,2'"),
+        ("seconds,rate\n", "line 1: expected the header 'start_s,bits_per_second'"),
+        ("start_s,bits_per_second\n0,fast\n", "line 2: expected two numbers"),
+        ("start_s,bits_per_second\n0,1,2\n", "line 2: expected two numbers"),
         ("start_s,bits_per_second\n", "has no rows: give at least one"),
         ("start_s,bits_per_second\n0,nan\n", "expected finite values of at least 0, got 0.0, nan"),
         ("start_s,bits_per_second\n1,1\n0,1\n", "times must ascend, but 0.0 s follows 1.0 s"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exogym_core.app.experiment import Experiment
-from exogym_core.app.tracking import open_loggers
+from exogym_core.app.tracking import flat_config, open_loggers
 from exogym_core.results.record import RunFolder
 from netsim.files.documents import parse_document
 from netsim.files.errors import InputError
@@ -75,7 +75,7 @@ def test_wandb_goes_on_with_the_run_it_had_and_logs_no_row_twice(
         """Stands for a run of wandb: its summary holds the last value of each metric."""
 
         def __init__(self) -> None:
-            self.id, self.summary, self.steps = "a1b2", {}, []
+            self.id, self.summary, self.steps, self.codes = "a1b2", {}, [], []
 
         def define_metric(self, name: str, step_metric: str | None = None) -> None:
             pass
@@ -84,8 +84,8 @@ def test_wandb_goes_on_with_the_run_it_had_and_logs_no_row_twice(
             self.summary.update(row)
             self.steps.append(row["step"])
 
-        def finish(self) -> None:
-            pass
+        def finish(self, exit_code: int) -> None:
+            self.codes.append(exit_code)
 
     run = Run()
     module = ModuleType("wandb")
@@ -98,6 +98,34 @@ def test_wandb_goes_on_with_the_run_it_had_and_logs_no_row_twice(
     assert [options.get("id") for options in begun] == [None, "a1b2"]
     assert [options.get("resume") for options in begun] == [None, "allow"]
     assert run.steps == [1, 2, 3, 4, 5]
+    assert run.codes == [0, 0]
+    with (
+        pytest.raises(KeyboardInterrupt),
+        open_loggers(experiment("[wandb]"), RunFolder(tmp_path), "AllReduce"),
+    ):
+        raise KeyboardInterrupt
+    assert run.codes == [0, 0, 1], "one that was stopped has not come to its end"
+    assert all("strategies" not in options["config"] for options in begun)
+
+
+def test_a_run_has_one_flat_configuration_of_its_own() -> None:
+    """MLflow had neither rate nor strategy nor network; W&B's runs had all strategies each."""
+    text = """
+task: digits
+workers: {count: 2}
+steps: 1
+topology: lan
+compute: {fixed: 50 ms, jitter: 0.1}
+strategies: [AllReduce, {name: DiLoCo, H: 4, lr: 0.01}]
+seeds: 2
+"""
+    whole = Experiment.from_document(parse_document(text))
+    for label, seeded in (("DiLoCo", whole), ("DiLoCo.seed-1", whole.with_seed(1))):
+        config = flat_config(seeded, label)
+        assert (config["strategy.name"], config["strategy.H"], config["strategy.lr"]) == ("DiLoCo", 4, 0.01)
+        assert (config["topology"], config["compute.jitter"], config["steps"]) == ("lan", 0.1, 1)
+        assert not any(isinstance(value, dict) for value in config.values())
+    assert flat_config(whole, "AllReduce")["strategy.name"] == "AllReduce"
 
 
 def test_mlflow_has_virtual_time_as_its_time_axis_and_no_row_twice(

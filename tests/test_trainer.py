@@ -331,6 +331,7 @@ def test_a_program_can_be_sent_to_a_process():
         "disable_logging": False,
         "progress": False,
         "compare_calls": True,
+        "edited_code": False,
     }
     program = Program(FitRequest.check(given), tiny_model(), tiny_data(), None)
     sent = pickle.loads(pickle.dumps(program))

@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exogym_core.app.bench import UNCHARGED
 from exogym_core.app.runs import stdout
 from exogym_core.app.study_commands import ON_HELP, in_order
 from exogym_core.names import file_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.files.errors import InputError, unknown_name, unknown_names
+from netsim.files.plain_files import output_file
 from netsim.files.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -113,8 +115,17 @@ def _bench(study: Study, file: Path | None, place: str | None, *, as_json: bool)
     else:
         stdout(200).print(_table(entries))
         click.echo(str(study.folder.path))
+    if refused := [entry["strategy"] for entry in entries if _is_uncharged(entry)]:
+        raise InputError(
+            f"{', '.join(visible(name, 40) for name in refused)}: no score: coding not charged: encode with "
+            "self.charged(codec), or call self.charge(name, 'encode' or 'decode', num_values)"
+        )
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _is_uncharged(entry: Entry) -> bool:
+    return any(score.get("error") == UNCHARGED for score in entry["scores"])
 
 
 def _tier(name: str) -> Document:
@@ -225,7 +236,7 @@ def _rows(entries: list[Entry]) -> list[list[str]]:
 def _told(score: dict[str, Any]) -> str:
     seconds, sent = score["virtual_seconds_to_target"], score["bytes_to_target"]
     if score.get("error"):
-        return "failed"
+        return "coding not charged" if score["error"] == UNCHARGED else "failed"
     if seconds is None:
         return f"held {score['held']} of {score['runs']}"
     return f"{format_seconds(seconds)}, {format_bytes(sent)}"
@@ -234,7 +245,6 @@ def _told(score: dict[str, Any]) -> str:
 def _show_table(folder: Path, *, as_json: bool) -> None:
     """Write the page of all entries in a folder."""
     from exogym_core.app.bench.entry import read_entries
-    from exogym_core.results.disk import write_whole
     from exogym_core.results.report.document import Listing, Page, TextTable, render_page
 
     entries, refused = read_entries(folder)
@@ -252,7 +262,8 @@ def _show_table(folder: Path, *, as_json: bool) -> None:
             Listing(visible(each["strategy"], 80), each["source"]) for each in entries if each.get("source")
         ],
     )
-    write_whole(folder / "index.html", render_page(page))
+    with output_file(folder / "index.html") as file:
+        file.write(render_page(page).encode())
     for which, why in refused:
         click.echo(f"warning: {visible(which, 80)}: {why}", err=True)
     if as_json:

@@ -193,10 +193,11 @@ def _first_line(error: Exception) -> str:
 
 def _settled(experiment: Experiment, result: FitResult, folder: RunFolder) -> Experiment:
     """What the first strategy found out: all others, and whoever runs the stored experiment, take the same."""
-    measured = experiment.compute.is_measured and result.compute is not None
+    compute = Compute.parse(result.compute) if result.compute is not None else experiment.compute
+    measured = compute != experiment.compute and experiment.compute.may_become(compute)
     found = experiment.settings.minibatch_size == "auto" and result.minibatch_size is not None
     if measured:
-        experiment = experiment.with_compute(Compute.parse(result.compute))
+        experiment = experiment.with_compute(compute)
     if found:
         experiment = experiment.with_minibatch(result.minibatch_size or 1)
     if measured or found:
@@ -225,6 +226,7 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
         "target": result.target,
         "judged": result.judged,
         **({"window_limit": result.window_limit} if result.window_limit is not None else {}),
+        **({"coding": result.coding} if result.coding == "not charged" else {}),
         "mean_of_replicas_loss": result.mean_of_replicas_loss,
         "computing_seconds": result.computing_seconds,
         "network_seconds": result.network_seconds,
@@ -251,6 +253,8 @@ def _fit(trainer: Trainer, experiment: Experiment, run: _Run, listener: Listener
 
         def tell(row: Mapping[str, Any]) -> None:
             listener.event(row)
+            if row["kind"] == "step":
+                folder.tell_progress(f"{run.name}: step {row['step']} of {settings.steps}")
             for logger in loggers:
                 logger.event(row)
 

@@ -50,6 +50,7 @@ class Experiment:
         document: what was written where, so that later errors can say so.
         strategies: those to run, each with a label of its own.
         own_code: where the tasks, models and strategies are that are not NetGym's; reading a file runs none of it.
+        edited_code: go on from checkpoints although code of one's own was edited since.
     """
 
     settings: Settings
@@ -58,6 +59,7 @@ class Experiment:
     document: Document
     strategies: tuple[StrategySettings, ...]
     own_code: tuple[OwnCode, ...] = ()
+    edited_code: bool = False
 
     @classmethod
     def load(
@@ -240,6 +242,7 @@ class Experiment:
             given["devices"] = given.pop("device")
         given["workers"] = self.settings.workers.model_dump(exclude={"count"})
         given["topology"] = self.topology
+        given["edited_code"] = self.edited_code
         given["compute"] = self.compute if self.topology is not None else None
         return given
 

@@ -15,6 +15,7 @@ from exogym_core.app.runs import show_report, stdout
 from exogym_core.names import visible
 from exogym_core.results.disk import write_whole
 from netsim.files.errors import InputError
+from netsim.files.plain_files import is_written_in_place, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +144,10 @@ def _show_study(
     study = study_report(folders, by, where)
     is_sweep = len(folders) == 1 and is_study(folders[0])
     page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
-    write_whole(page, study.html(align))
+    if not is_written_in_place(page):
+        _make(page.parent)
+    with output_file(page) as file:
+        file.write(study.html(align).encode())
     figures = _figures_of_study(study, page.parent / "plots", formats)
     if as_json:
         groups = [dict(zip(study.headings(), cells, strict=True)) for _, cells in study.rows()]
@@ -153,7 +157,8 @@ def _show_study(
             "report": str(page),
             "figures": [str(figure) for figure in figures],
             "verdict": study.verdict,
-            "winner": study.winner.name if study.winner else None,
+            "winner": study.winners[0].name if len(study.winners) == 1 else None,
+            "winners": [group.name for group in study.winners],
             "groups": groups,
         }
         click.echo(json.dumps(document, indent=2))
@@ -173,15 +178,25 @@ def _show_study(
 
 def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) -> list[Path]:
     from exogym_core.results.report.pictures import OF_SEVERAL, draw_figures
+    from exogym_core.results.report.study import MOST_CURVES
 
+    if formats and len(study.groups) > MOST_CURVES:
+        raise InputError(
+            f"--format {','.join(formats)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE"
+        )
     written = []
     for form in formats:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error
+        _make(folder)
         for name, figure in draw_figures(study.few(), OF_SEVERAL, form).items():
             path = folder / f"{name}.{form}"
             write_whole(path, figure)
             written.append(path)
     return written
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error

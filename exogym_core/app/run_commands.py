@@ -37,6 +37,7 @@ class RunArguments:
     experiment: Path | None
     resume: Path | None
     trust: bool
+    edited_code: bool
     topology: str | None
     protocol: str | None
     scale: str | None
@@ -48,8 +49,9 @@ class RunArguments:
     def resumed(self, **others: object) -> Path | None:
         """The run to go on with, which it does as it was begun: nothing else may be given."""
         if self.resume is None:
-            if self.trust:
-                raise InputError("--trust: goes with --resume: leave it out")
+            for name in ("trust", "edited_code"):
+                if getattr(self, name):
+                    raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
             return None
         given = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
         given |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
@@ -110,6 +112,11 @@ def _run_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--trust", is_flag=True, help="With --resume: though somebody else has made or changed it."
             ),
             click.option(
+                "--edited-code",
+                is_flag=True,
+                help="With --resume: though code of your own was edited since the checkpoint.",
+            ),
+            click.option(
                 "--topology",
                 metavar="NAME",
                 callback=not_empty,
@@ -154,7 +161,9 @@ def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
     """Train with one strategy of EXPERIMENT, or go on with a run."""
     resumed = asked.resumed(strategy=strategy)
     if resumed is not None:
-        return resume_run(resumed, trust=asked.trust, trace=trace, as_json=asked.as_json)
+        return resume_run(
+            resumed, trust=asked.trust, edited_code=asked.edited_code, trace=trace, as_json=asked.as_json
+        )
     loaded = asked.load()
     if strategy is not None:
         loaded = loaded.only(strategy)
@@ -173,5 +182,5 @@ def compare(asked: RunArguments) -> None:
     """Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run."""
     resumed = asked.resumed()
     if resumed is not None:
-        return resume_run(resumed, trust=asked.trust, as_json=asked.as_json)
+        return resume_run(resumed, trust=asked.trust, edited_code=asked.edited_code, as_json=asked.as_json)
     return train(asked.load(), asked.out, as_json=asked.as_json)

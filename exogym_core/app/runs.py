@@ -9,6 +9,7 @@ import json
 import os
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +74,15 @@ def train(experiment: Experiment, out: str | None, *, trace: bool = False, as_js
             raise
 
 
-def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json: bool = False) -> None:
+def resume_run(
+    path: Path, *, trust: bool = False, edited_code: bool = False, trace: bool = False, as_json: bool = False
+) -> None:
     """Go on with what was stopped, as its folder says; leave alone what is finished.
 
     Args:
         path: the run's folder.
         trust: go on although somebody else made it, or has changed it.
+        edited_code: go on although code of one's own was edited since the checkpoint.
         trace: write what happens.
         as_json: print one document instead of table and sentence.
 
@@ -95,7 +99,7 @@ def resume_run(path: Path, *, trust: bool = False, trace: bool = False, as_json:
             f"{visible(path)}: you have not made this run, or its experiment.yaml was changed since: it may name "
             "code, which runs as you; look through it, then add --trust"
         )
-    experiment = Experiment.load(path / "experiment.yaml", trust=True)
+    experiment = replace(Experiment.load(path / "experiment.yaml", trust=True), edited_code=edited_code)
     _check_place(experiment)
     is_follower = _is_follower(experiment)
     is_finished = len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()

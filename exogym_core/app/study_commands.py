@@ -201,9 +201,10 @@ def _estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
         told = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
         told = f"no estimate: {visible(error, 200)}"
-    line = f"{study.sweep.num_points} points: {told}"
+    num_points = study.sweep.num_points
+    line = f"{num_points} point{'' if num_points == 1 else 's'}: {told}"
     if refused:
-        line += f"; {len(refused)} points will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
+        line += f"; {len(refused)} of them will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
     return line, measured, found
 
 

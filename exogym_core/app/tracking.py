@@ -11,14 +11,14 @@ from exogym_core.results.loggers import WandbLogger
 from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from exogym_core.app.experiment import Experiment
     from exogym_core.results.loggers import Logger
     from exogym_core.results.record import RunFolder
 
-__all__ = ["MLflowLogger", "TensorBoardLogger", "open_loggers"]
+__all__ = ["MLflowLogger", "TensorBoardLogger", "flat_config", "open_loggers"]
 
 
 _METRICS_AT_ONCE = 1000  # MLflow takes no more in one call
@@ -54,7 +54,7 @@ class TensorBoardLogger:
                 # The axis takes whole numbers only, so virtual time is in milliseconds.
                 self._writer.add_scalar(f"by_virtual_ms/{key}", value, round(seconds * 1000))
 
-    def close(self) -> None:
+    def close(self, state: str = "FINISHED") -> None:
         """Write what is left."""
         self._writer.close()
 
@@ -96,11 +96,7 @@ class MLflowLogger:
                 self._run_id = self._client.create_run(number, run_name=label).info.run_id
                 write_whole(id_file, f"{self._run_id}\n")
                 tags = {"run_folder": group, "strategy": label}
-                settings = {
-                    key: str(value)[:500]
-                    for key, value in experiment.to_mapping().items()
-                    if not isinstance(value, dict | list)
-                }
+                settings = {key: str(value)[:500] for key, value in flat_config(experiment, label).items()}
                 self._client.log_batch(
                     self._run_id,
                     params=[Param(*pair) for pair in settings.items()],
@@ -144,17 +140,53 @@ class MLflowLogger:
             batch, self._waiting = self._waiting[:_METRICS_AT_ONCE], self._waiting[_METRICS_AT_ONCE:]
             self._client.log_batch(self._run_id, metrics=batch)
 
-    def close(self) -> None:
-        """Log what is left, and end the run."""
+    def close(self, state: str = "FINISHED") -> None:
+        """Log what is left, and end the run: FINISHED, FAILED or KILLED."""
         self._flush()
-        self._client.set_terminated(self._run_id)
+        self._client.set_terminated(self._run_id, state)
 
 
 def _wandb_logger(experiment: Experiment, folder: RunFolder, label: str, axis: str) -> WandbLogger:
     """Goes on with the run that this strategy had before an interruption, known by a file in the folder."""
     path = folder.make_folder("checkpoints") / f"{file_name(label)}.wandb"
     name = str(experiment.settings.name)
-    return WandbLogger(name, label, experiment.to_mapping(), axis, path, group=folder.path.name)
+    return WandbLogger(name, label, flat_config(experiment, label), axis, path, group=folder.path.name)
+
+
+def flat_config(experiment: Experiment, label: str) -> dict[str, Any]:
+    """The settings of one strategy's run, one value a key path: `strategy.lr`, `compute.fixed`; the topology's name.
+
+    Args:
+        experiment: resolved, with the run's seed.
+        label: the strategy's, with the seed where there are several.
+    """
+    plain = experiment.to_mapping()
+    strategies = plain.pop("strategies")
+    own = [each for each in strategies if label in (each["label"], f"{each['label']}.seed-{plain['seed']}")]
+    plain["strategy"] = (own or strategies)[0]
+    if experiment.topology is not None:
+        plain["topology"] = experiment.topology.name
+    return dict(_flat(plain))
+
+
+def _flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{where}{key}.")
+        elif value is not None:
+            yield f"{where}{key}", value
+
+
+def _state(error: type[BaseException] | None) -> str:
+    """How a run ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
+    return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"
+
+
+def _closing(logger: Logger) -> Callable[..., None]:
+    def close(error: type[BaseException] | None, *_: object) -> None:
+        logger.close(_state(error))
+
+    return close
 
 
 @contextmanager
@@ -176,5 +208,5 @@ def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Itera
                 loggers.append(MLflowLogger(experiment, label, folder.path.name, path))
             else:
                 continue
-            stack.callback(loggers[-1].close)
+            stack.push(_closing(loggers[-1]))
         yield loggers

@@ -28,6 +28,7 @@ from exogym_core.checkpoints.log import LogPart, read_logs
 from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_state
 from exogym_core.names import visible
 from netsim.files.errors import InputError
+from netsim.files.plain_files import input_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 _FORMAT = 3
+_CODE = "code"
 _MOST_CHARACTERS = 100_000_000  # of a manifest
 MANIFEST = "manifest.json"
 LETTERS = "letters"
@@ -64,6 +66,7 @@ def run_identity(
     world_size: int,
     settings: Mapping[str, Any],
     training_set: str | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What must be equal for one run to go on from another's checkpoint, in plain values.
 
@@ -73,6 +76,7 @@ def run_identity(
         world_size: number of ranks.
         settings: whatever else changes what is computed.
         training_set: what it is known by; None where each rank has one of its own, and knows it itself.
+        code: of one's own, see `code_digests`.
     """
     shapes = {
         name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -88,6 +92,7 @@ def run_identity(
         "model": shapes,
         "training set": training_set,
         "settings": dict(settings),
+        _CODE: dict(code or {}),
     }
     # As JSON gives it back; the address of an object in its repr says nothing.
     plain = json.dumps(identity, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
@@ -163,8 +168,8 @@ class StoredCheckpoint:
         """
         manifest = path / MANIFEST
         try:
-            with manifest.open(encoding="utf-8") as file:
-                text = file.read(_MOST_CHARACTERS)
+            with input_file(manifest) as file:
+                text = file.read(_MOST_CHARACTERS).decode()
         except (OSError, ValueError) as error:
             raise damaged(manifest, error) from error
         found = cls.of_manifest(path, text)
@@ -213,6 +218,8 @@ class StoredCheckpoint:
         """
         for name, mine in self.identity.items():
             other: Any = identity.get(name)
+            if name == _CODE:
+                continue
             if not isinstance(mine, dict):
                 if mine != other:
                     raise _differ(self.path, name, mine, other)
@@ -221,6 +228,13 @@ class StoredCheckpoint:
                 if mine.get(key, "absent") != other.get(key, "absent"):
                     told = f"{name}: {key}"
                     raise _differ(self.path, told, mine.get(key, "absent"), other.get(key, "absent"))
+
+    def edited_code(self, identity: Mapping[str, Any]) -> list[str]:
+        """Names of classes, functions and constants of one's own that are others, or gone, in a run's `identity`."""
+        mine, others = self.identity.get(_CODE), identity[_CODE]
+        if mine is None:  # written before there was such a thing
+            return []
+        return sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
 
     def past(self) -> tuple[list[list[Request]], list[dict[str, Any]]]:
         """What each rank had requested, and what had been observed of the steps before.

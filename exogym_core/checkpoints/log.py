@@ -23,6 +23,8 @@ from exogym_core.checkpoints.rank_state import damaged
 from exogym_core.names import visible
 from exogym_core.ranks.journal import request_from_record, request_to_line
 from exogym_core.results.disk import RecordError
+from netsim.files.errors import InputError
+from netsim.files.plain_files import input_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -120,7 +122,7 @@ class LogWriter:
         piece = gzip.compress(text.encode(), compresslevel=4, mtime=0)
         try:
             if self._descriptor is None:
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             written = 0
             while written < len(piece):
                 written += os.write(self._descriptor, piece[written:])
@@ -177,7 +179,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # not on this file system, or to another one
         shutil.copyfile(source, target)
-        target.chmod(0o600)
 
 
 def read_logs(
@@ -238,8 +239,10 @@ def _lines(packed: bytes) -> Iterator[str]:
 
 def _read(path: Path, part: LogPart) -> bytes:
     try:
-        with path.open("rb") as file:
+        with input_file(path) as file:
             content = file.read(part.num_bytes)
+    except InputError as error:
+        raise damaged(path, error) from error
     except OSError as error:
         raise RecordError(f"{visible(path)}: cannot be read: {error.strerror or error}") from error
     if len(content) < part.num_bytes:

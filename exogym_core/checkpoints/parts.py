@@ -44,7 +44,7 @@ def mark_of(folder: Path | None) -> str:
     name = f".seen-{secrets.token_hex(8)}"
     try:
         if folder is not None:
-            (folder / name).touch(mode=0o600)
+            (folder / name).touch()
             return name
     except OSError:
         pass
@@ -83,7 +83,7 @@ class OwnParts:
             return None
         folder = Path(elsewhere).absolute() / home.relative_to(home.anchor) if elsewhere else home
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(folder)}: cannot be made: {error.strerror or error}") from error
         return cls(folder, place, newest_complete)
@@ -101,7 +101,7 @@ class OwnParts:
         self._forget(lambda other: other < self.newest_complete())
         part = self._part(step)
         try:
-            part.mkdir(mode=0o700, exist_ok=True)
+            part.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(part)}: cannot be made: {error.strerror or error}") from error
         facts = write_state(part, rank_name(rank), state)

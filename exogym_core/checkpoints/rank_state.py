@@ -22,6 +22,8 @@ from safetensors.torch import load, save
 from exogym_core.names import visible
 from exogym_core.plain import decode, encode
 from exogym_core.results.disk import RecordError
+from netsim.files.errors import InputError
+from netsim.files.plain_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,13 +74,13 @@ def restore_random_streams(states: Mapping[str, Any], device: torch.device) -> N
 
 
 def write_new(path: Path, content: bytes) -> FileFacts:
-    """Write a private file that is not there yet, down to the disk, and return its facts.
+    """Write a file that is not there yet, down to the disk, and return its facts.
 
     Raises:
         RecordError: it cannot be written.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
@@ -95,7 +97,9 @@ def read_checked(path: Path, facts: FileFacts) -> bytes:
         RecordError: it is missing or damaged.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
+    except InputError as error:
+        raise damaged(path, error) from error
     except OSError as error:
         raise RecordError(f"{visible(path)}: cannot be read: {error.strerror or error}") from error
     expected = facts.get(path.name)

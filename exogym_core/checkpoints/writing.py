@@ -89,7 +89,7 @@ class RankCheckpoints:
         assert self.folder is not None
         unfinished = self.folder / f".{step_name(step)}"
         try:
-            unfinished.mkdir(mode=0o700, exist_ok=True)
+            unfinished.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(unfinished)}: cannot be made: {error.strerror}") from error
         return write_state(unfinished, rank_name(rank), state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -81,15 +82,24 @@ class Coding:
         known = ", ".join(name for name, *_ in self.speeds)
         raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
 
-    def measured(self, trials: CodingTrials, at_once: int = 1) -> Coding:
-        """The speeds here of all codecs that `trials` tells of, if they are to be measured.
+    def measured(self, trials: CodingTrials, own: CodingTrials = (), at_once: int = 1) -> Coding:
+        """Measure the speeds here of all codecs of `trials`, if that is asked for, and of one's `own`.
 
-        `at_once` as many processes as share this machine's cores, see `seconds_of`.
+        Speeds that are given by name are as they are; there too one's own codec without a speed is measured. `at_once`
+        as many processes as share this machine's cores, see `seconds_of`.
         """
-        if self.kind != "measured":
+        known = {name for name, *_ in self.speeds}
+        if self.kind == "measured":
+            trials = itertools.chain(trials, own)
+        elif not known or _ALL in known:
             return self
-        speeds = []
+        else:
+            trials = own
+        speeds = list(self.speeds)
         for name, num_values, (encode, decode) in trials:
+            if name in known:
+                continue
+            known.add(name)
             num_bytes = num_values * _VALUE_BYTES
             encoded, decoded = seconds_of(encode, at_once), seconds_of(decode, at_once)
             speeds.append((name, round(num_bytes / encoded), round(num_bytes / decoded)))

@@ -210,16 +210,26 @@ class Compute:
         """Whether something is yet to be measured."""
         return "measured" in (self.kind, self.coding.kind, self.updates.kind)
 
-    def with_measured_work(self, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size]) -> Compute:
+    def may_become(self, found: Compute) -> bool:
+        """Whether `found` is this with what it leaves open measured."""
+        if self.is_measured or not self.coding.speeds:
+            return self.is_measured
+        speeds = set(self.coding.speeds) <= set(found.coding.speeds)
+        return speeds and replace(found, coding=self.coding) == self
+
+    def with_measured_work(
+        self, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size], own: CodingTrials = ()
+    ) -> Compute:
         """This with the speeds here of codecs and optimizers, on so many threads, if they are to be measured.
 
         Args:
             threads: torch's.
             trials: the work of codecs.
             shapes: of the parameters that are updated.
+            own: the work of codecs of one's own, which is measured also where speeds by name lack it.
         """
         with intra_op_threads(threads):
-            coding = self.coding.measured(trials, self.at_once)
+            coding = self.coding.measured(trials, own, self.at_once)
             updates = self.updates.measured(shapes, self.at_once)
         return replace(
             self, coding=coding, updates=updates, at_once=self.at_once if self.kind == "measured" else 1

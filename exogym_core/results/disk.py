@@ -1,15 +1,18 @@
-"""Private files and folders, each written whole or not at all."""
+"""Files and folders of runs, each written whole or not at all, with the rights that the user's umask leaves."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+import secrets
+from typing import TYPE_CHECKING
 
 from exogym_core.names import file_name, visible
 from netsim.files.errors import NetsimError
 
-__all__ = ["RecordError", "make_private_folder", "write_whole"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["RecordError", "make_folder", "write_whole"]
 
 
 class RecordError(NetsimError, RuntimeError):
@@ -17,31 +20,29 @@ class RecordError(NetsimError, RuntimeError):
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Write a private file (mode 0600) so that `path` holds the old content or the new one, never a part.
+    """Write a file so that `path` holds the old content or the new one, never a part; a link is replaced.
 
     Raises:
         RecordError: it cannot be written; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = None
+    # In the same folder, since only within one file system is a rename atomic.
+    temporary = path.with_name(f".writing-{secrets.token_hex(4)}")
     try:
-        # In the same folder, since only within one file system is a rename atomic; mkstemp makes it 0600.
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise RecordError(f"{visible(path)}: cannot be written: {error.strerror or error}") from error
         raise
 
 
-def make_private_folder(parent: Path, name: str, *, numbered: bool) -> Path:
-    """A new folder (mode 0700) in `parent`, called `name`, with `-1`, `-2`, ... behind it if `numbered`.
+def make_folder(parent: Path, name: str, *, numbered: bool) -> Path:
+    """A new folder in `parent`, called `name`, with `-1`, `-2`, ... behind it if `numbered`.
 
     Without `numbered` the number is added only where the name is taken. Existing files, folders and links
     are never reused. `name` is made safe first.
@@ -52,11 +53,11 @@ def make_private_folder(parent: Path, name: str, *, numbered: bool) -> Path:
     name = file_name(name)
     number = 1
     try:
-        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        parent.mkdir(parents=True, exist_ok=True)
         while True:
             path = parent / (f"{name}-{number}" if numbered or number > 1 else name)
             try:
-                path.mkdir(mode=0o700)
+                path.mkdir()
             except FileExistsError:
                 number += 1
             else:

@@ -51,7 +51,7 @@ class FitResult:
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
             ranks which sum to them: computing; waiting for bytes that were under way; waiting for those who had
             not come yet, or after the rank's own end. None without a topology.
-        judged: which model is judged: "replica", "outer", "local", "server" or "own".
+        judged: which model is judged: "replica", "outer", "server" or "own".
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
             buffers that a state_dict leaves out are there under their names.
         mean_state: that of the mean of all present ranks' models, which costs no virtual time and is not judged.
@@ -66,6 +66,8 @@ class FitResult:
             where all are waited for. Rows of `history` are then means over those who took part in the round (bytes:
             sums over all), `num_peers` is how many did, and `virtual_seconds` is when they ended.
         averaged_ranks: who took part in such rounds, by the step that ended them.
+        coding: "charged", or "not charged" where a strategy sent encoded values and called neither `charged` nor
+            `charge`: its times lack what encoding takes; None where coding is free, or nothing was encoded.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
             there was none. Training goes on after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
@@ -106,6 +108,7 @@ class FitResult:
     mean_of_replicas_loss: float | None = None
     minibatch_size: int | None = None
     compute: dict[str, Any] | None = None
+    coding: str | None = None
     first_non_finite_step: int | None = None
     dropped_peers: list[Row] | None = None
     averaged_ranks: dict[int, list[int]] = field(default_factory=dict)
@@ -142,6 +145,8 @@ class FitResult:
             told["virtual time"] = format_seconds(self.virtual_seconds)
         if self.target is not None:
             told["target"] = f"{self.target_loss:g} {self.target}"
+        if self.coding == "not charged":
+            told["coding"] = self.coding
         return told | {"sent": format_bytes(self.bytes_sent)}
 
     def to_pandas(self) -> Any:

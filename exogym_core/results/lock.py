@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "FolderLock", "owner_of"]
+__all__ = ["LOCK_NAME", "FolderLock", "owner_of", "work_in"]
 
 LOCK_NAME = ".lock"
 """The file in a folder that says who works in it; gone when nobody does."""
@@ -53,8 +53,7 @@ class FolderLock:
             finally:
                 if self._descriptor is None:
                     os.close(descriptor)
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        self.tell("")
 
     def _take(self, descriptor: int, folder: Path) -> None:
         """Lock the open file; who has the folder is told."""
@@ -64,7 +63,7 @@ class FolderLock:
                 # Of the open file, not of the process: ranks that outlive a killed parent for a moment hold it too.
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                owner, _ = _read(descriptor)
                 is_ending = owner.isdecimal() and not _is_alive(int(owner))
                 if is_ending and time.monotonic() < deadline:
                     time.sleep(0.01)
@@ -78,6 +77,13 @@ class FolderLock:
                     raise
                 return None  # a file system without locks: as good as it gets
 
+    def tell(self, line: str) -> None:
+        """Have others know how far the work is, for as long as the lock is held."""
+        if self._descriptor is not None:
+            content = f"{os.getpid()}\n{line}\n".encode()
+            os.pwrite(self._descriptor, content, 0)
+            os.ftruncate(self._descriptor, len(content))
+
     def release(self) -> None:
         """Let go of the folder; may be called again."""
         if self._descriptor is not None:
@@ -89,22 +95,39 @@ class FolderLock:
 
 def owner_of(folder: Path) -> int | None:
     """The process that works in a folder; None where nobody does, or nobody can know."""
-    if fcntl is None:
-        return None
+    owner, _ = _holder(folder)
+    return int(owner) if owner.isdecimal() else None
+
+
+def work_in(folder: Path) -> str | None:
+    """How far another process is that works in `folder`, as it reports; None where none does."""
+    owner, line = _holder(folder)
+    return None if owner in ("", str(os.getpid())) else line or f"process {owner}"
+
+
+def _holder(folder: Path) -> tuple[str, str]:
+    """The pid of the process that holds a folder's lock, and what it reports; empty where none does."""
     try:
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return None
+        return "", ""
     try:
+        if fcntl is None:
+            return "", ""
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        return int(owner) if owner.isdecimal() else None
+        return _read(descriptor)
     except OSError:
-        return None
+        return "", ""
     finally:
         os.close(descriptor)
-    return None
+    return "", ""
+
+
+def _read(descriptor: int) -> tuple[str, str]:
+    """The owner's pid and what it tells."""
+    lines = os.pread(descriptor, 500, 0).decode(errors="replace").splitlines()
+    return lines[0].strip() if lines else "", lines[1] if len(lines) > 1 else ""
 
 
 def _is_alive(pid: int) -> bool:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.results.disk import make_private_folder, write_whole
+from exogym_core.results.disk import make_folder, write_whole
 from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
 from exogym_core.results.table import Table
 from netsim.files.errors import InputError
@@ -35,8 +35,8 @@ class Logger(Protocol):
     def event(self, row: Mapping[str, Any]) -> None:
         """One row with its `kind`: step, validation or correlation."""
 
-    def close(self) -> None:
-        """The run is over, or has failed."""
+    def close(self, state: str = "FINISHED") -> None:
+        """The run is FINISHED, FAILED or KILLED."""
 
 
 class FolderLogger:
@@ -50,7 +50,7 @@ class FolderLogger:
     """
 
     def __init__(self, run_name: str, config: Mapping[str, Any], parent: Path = Path("logs")) -> None:
-        self.path = make_private_folder(parent, run_name, numbered=False)
+        self.path = make_folder(parent, run_name, numbered=False)
         write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
         self._tables = {
             "step": Table(self.path / "train.csv", TRAIN_COLUMNS),
@@ -66,7 +66,7 @@ class FolderLogger:
         if kind == "validation":
             self.close()
 
-    def close(self) -> None:
+    def close(self, state: str = "FINISHED") -> None:
         """Write what there is."""
         for table in self._tables.values():
             table.flush()
@@ -130,6 +130,6 @@ class WandbLogger:
         numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
         self._run.log({"examples_trained": examples, **numbers})
 
-    def close(self) -> None:
-        """Finish the wandb run."""
-        self._run.finish()
+    def close(self, state: str = "FINISHED") -> None:
+        """Finish the wandb run, as one that came to its end or as one that did not."""
+        self._run.finish(exit_code=0 if state == "FINISHED" else 1)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: one private folder, every file written whole or not at all.
+"""What a run leaves on disk: one folder, every file written whole or not at all.
 
     folder = RunFolder.create(None, "digits")          # runs/digits-1
     folder.write_text("experiment.yaml", experiment.to_yaml())
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, seeded_name, visible
-from exogym_core.results.disk import RecordError, make_private_folder, write_whole
+from exogym_core.results.disk import RecordError, make_folder, write_whole
 from exogym_core.results.lock import LOCK_NAME, FolderLock
 from exogym_core.results.seal import relative_to, seal_of
 from netsim.files.errors import InputError
@@ -53,6 +53,9 @@ VALIDATION_COLUMNS = (
 )
 """First columns of a strategy's validation metrics."""
 
+_MOST = 1e24  # of steps, bytes and seconds; no run has so many
+_CLOCKS = ("virtual_seconds", "wall_seconds")  # every row of a file has them, or none
+_COUNTED = ("examples_trained", "compute_utilisation")
 _ENVIRONMENT = "environment.json"
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
 
@@ -100,7 +103,7 @@ class RunFolder:
             RecordError: it cannot be made.
         """
         if out is None:
-            return cls(make_private_folder(Path(parent), name, numbered=True)).owned()
+            return cls(make_folder(Path(parent), name, numbered=True)).owned()
         path = Path(out)
         try:
             if path.exists() and not path.is_dir():
@@ -108,8 +111,7 @@ class RunFolder:
             if path.is_dir() and any(entry.name != LOCK_NAME for entry in path.iterdir()):
                 raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
-            path.chmod(0o700)
+            path.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"--out {visible(out)}: cannot be made: {error.strerror or error}") from error
         except InputError:
@@ -151,6 +153,11 @@ class RunFolder:
             ) from error
         return self
 
+    def tell_progress(self, line: str) -> None:
+        """Have `netgym report` know how far the work is, as long as it goes on."""
+        if self._lock is not None:
+            self._lock.tell(visible(line, 200))
+
     def release(self) -> None:
         """Let others work in it."""
         if self._lock is not None:
@@ -159,7 +166,7 @@ class RunFolder:
     # --- writing -------------------------------------------------------------------------------------------
 
     def make_folder(self, *names: str) -> Path:
-        """The private folder `names[0]/names[1]/...`, made where it is not there.
+        """The folder `names[0]/names[1]/...`, made where it is not there.
 
         Raises:
             RecordError: it cannot be made.
@@ -168,16 +175,16 @@ class RunFolder:
         try:
             for name in names:
                 path = path / file_name(name)
-                path.mkdir(mode=0o700, exist_ok=True)
+                path.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(path)}: cannot be made: {error.strerror}") from error
         return path
 
     def write_text(self, relative: str, text: str | bytes) -> Path:
-        """Write one file whole, and return its path; folders on the way are made private."""
+        """Write one file whole, and return its path; folders on the way are made."""
         path = self.path / relative
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise RecordError(f"{visible(path.parent)}: cannot be made: {error.strerror}") from error
         write_whole(path, text)
@@ -247,7 +254,7 @@ class RunFolder:
         """Add one line to `log.txt`."""
         path = self.path / "log.txt"
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             with os.fdopen(descriptor, "a", encoding="utf-8") as file:
                 file.write(visible(line, 2000) + "\n")
         except OSError as error:
@@ -313,7 +320,9 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return self._read_numbers(f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv")
+        return self._read_numbers(
+            f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv", "step"
+        )
 
     def read_links(self, label: str, seed: int | None = None) -> list[dict[str, float]]:
         """What `write_links` wrote; empty where there was no network.
@@ -321,20 +330,30 @@ class RunFolder:
         Raises:
             InputError: the file is damaged.
         """
-        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv")
+        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv", "virtual_seconds")
 
-    def _read_numbers(self, relative: str) -> list[dict[str, float]]:
+    def _read_numbers(self, relative: str, key: str, clocks: Sequence[str] = ()) -> list[dict[str, float]]:
         path = self.path / relative
         if not path.is_file():
             return []
         try:
             with path.open(encoding="utf-8", newline="") as file:
                 rows = [
-                    {key: float(value) for key, value in row.items() if key and value}
+                    {name: float(value) for name, value in row.items() if name and value}
                     for row in csv.DictReader(file, strict=True)
                 ]
         except (OSError, ValueError, TypeError, csv.Error) as error:
-            raise InputError(f"{visible(path)}: is no table of numbers: {error}") from None
+            raise InputError(f"{visible(path)}: is no table of numbers: {visible(error)}") from None
+        needed = {key, *(name for name in clocks if any(name in row for row in rows))}
+        for number, row in enumerate(rows, start=2):
+            for name in sorted(needed - row.keys()):
+                raise InputError(f"{visible(path)}:{number}: column {name}: has no value")
+            for name, value in row.items():
+                if not _can_be(name, value):
+                    raise InputError(
+                        f"{visible(path)}:{number}: column {visible(name)}: expected a number from 0 to {_MOST:g}, got "
+                        f"{value!r}"
+                    )
         return rows
 
     def digest(self) -> str:
@@ -353,6 +372,14 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _can_be(column: str, value: float) -> bool:
+    """Whether a number is one that `column` can hold; losses may be infinite, and no numbers."""
+    is_counted = (
+        column in _COUNTED or column.endswith(("step", "seconds")) or "bytes" in column or "->" in column
+    )
+    return not is_counted or 0 <= value <= _MOST
 
 
 def _finite(value: Any) -> Any:

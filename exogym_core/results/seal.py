@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from netsim.files.errors import InputError
+from netsim.files.plain_files import read_bytes
 from netsim.files.secret import user_secret
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["code_folder_of", "is_own", "relative_to", "seal_of"]
 def seal_of(folder: Path, code_folder: str | None) -> str | None:
     """This user's seal of the run in `folder`; None where he can have no secret on this machine."""
     try:
-        secret, experiment = user_secret(), (folder / "experiment.yaml").read_bytes()
+        secret, experiment = user_secret(), read_bytes(folder / "experiment.yaml")
     except (InputError, OSError):
         return None
     text = json.dumps([hashlib.sha256(experiment).hexdigest(), code_folder])
@@ -56,7 +57,7 @@ def relative_to(folder: Path, code_folder: Path) -> str:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        facts = json.loads(read_bytes(folder / "environment.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}

@@ -23,6 +23,7 @@ from exogym_core.strategy.options.lr_schedule import (
     without_updates,
 )
 from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.parts.charged import charge, charged_codec
 from exogym_core.strategy.parts.gradients import clip_norm
 from netsim.files.errors import InputError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.coding import Coding
     from exogym_core.strategy.absence.absence import Absence
+    from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["Strategy"]
 
@@ -69,6 +71,8 @@ class Strategy:
         rank, num_nodes: this rank's number and how many workers there are, likewise.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None where it keeps.
+        not_saved: attributes that `state_dict` may leave out, since no step reads them; all others of a strategy of
+            one's own must come back with it, which is tried at the start where there are checkpoints.
         default_optim: the optimizer where none is given.
         overlaps_backward: the strategy communicates during the last backward pass.
         num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
@@ -76,9 +80,9 @@ class Strategy:
         is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
         absence: who takes part, where that is not everyone, always; else None.
         context: the step under way.
-        judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal), "outer"
-            (parameters that rounds lead to), "local", "server", or "own" (every rank's own; the mean of their
-            losses).
+        judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
+            each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
+            of their losses).
         local_step: number of steps done.
         nbytes: payload bytes of the last step.
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
@@ -90,6 +94,7 @@ class Strategy:
     is_synchronous: bool = True
     absence: Absence | None = None
     judged: str = "replica"
+    not_saved: ClassVar[tuple[str, ...]] = ()
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
 
     model: nn.Module
@@ -239,6 +244,27 @@ class Strategy:
     def coding(self) -> Coding | None:
         """What the work of codecs costs in virtual time, as `setup` was told; None where it is free."""
         return self._coding
+
+    def charge(self, codec: str, way: str, num_values: int) -> None:
+        """Let the virtual time pass that it takes to code `num_values`: `way` is "encode" or "decode".
+
+        For what a strategy of one's own encodes itself; `charged` does it for a `Codec`.
+
+        Raises:
+            InputError: `compute.coding` has speeds, but none called `codec`.
+        """
+        charge(self.comm, self._coding, codec, way, num_values)
+
+    def charged(self, codec: Codec) -> Codec:
+        """`codec`, whose work takes virtual time where coding is not free.
+
+        A codec that is an attribute of the strategy, or one of its options, is measured where `compute.coding` says
+        `measured`, or has speeds by name and none for it.
+
+        Raises:
+            InputError: `compute.coding` has speeds, but none for this codec.
+        """
+        return charged_codec(self.comm, self._coding, codec)
 
     @property
     def sample_weight(self) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options.optim import ensure_optim_spec
 from exogym_core.strategy.sites.site import Site
-from netsim.files.errors import InputError
+from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ __all__ = ["Chain", "Module", "Scope"]
 _STEP_HOOKS = ("before_backward", "before_update", "after_update", "end_step")
 
 # What is judged where modules disagree: rounds lead to parameters that everybody has.
-_JUDGED = ("server", "outer", "local", "own", "replica")
+_JUDGED = ("server", "outer", "own", "replica")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Module:
     Attributes:
         judged: what could be shipped where this module decides it, as for `Strategy`; None where it does not.
         overlaps_backward: the module communicates during the last backward pass.
+        not_saved: attributes that `state_dict` may leave out, as for `Strategy`.
         goes_first: it stands before the others, wherever the chain names it.
         absence: who takes part, where that is not everyone, always.
         strategy: the chain, from `enter` on.
@@ -64,6 +65,7 @@ class Module:
     """
 
     judged: str | None = None
+    not_saved: tuple[str, ...] = ()
     overlaps_backward: bool = False
     goes_first: bool = False
     absence: Absence | None = None
@@ -174,6 +176,9 @@ class Chain(Strategy):
         self._refuse_waiting(where)
         self.overlaps_backward = any(module.overlaps_backward for module in self.modules)
         deciding = [module for module in self.modules if module.judged is not None]
+        for module in deciding:
+            if module.judged not in _JUDGED:
+                raise unknown_name(f"judged of {type(module).__name__}", str(module.judged), _JUDGED)
         deciding.sort(key=lambda module: _JUDGED.index(str(module.judged)))
         self._judged_by = deciding[0] if deciding else None
         if self._judged_by is not None:

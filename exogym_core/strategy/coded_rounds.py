@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.strategy.communicate_optimize import CommunicationModule
-from exogym_core.strategy.exchange import charged, refuse_sites
+from exogym_core.strategy.exchange import refuse_sites
 from exogym_core.strategy.outer_rounds import OuterRounds
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.gathered import decoded, gathering
@@ -68,7 +68,7 @@ class CodedRounds(OuterRounds, CommunicationModule):
         self.outer, self.num_rounds = OuterStep(scope.parameters, self.outer_optim), 0
         self.errors = [torch.zeros_like(flat) for flat in self.outer.flats]
         for bucket in self.outer.buckets:
-            charged(self.strategy, self.codec(bucket))  # refuses a codec without a speed now
+            self.strategy.charged(self.codec(bucket))  # refuses a codec without a speed now
         return scope
 
     def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
@@ -84,7 +84,7 @@ class CodedRounds(OuterRounds, CommunicationModule):
         return Round(sent, [Flight(self._steps(d, error, self.codec(bucket))) for d, error, bucket in work])
 
     def _steps(self, displacement: Tensor, error: Tensor, codec: Codec) -> Steps[Tensor]:
-        codec = charged(self.strategy, codec)
+        codec = self.strategy.charged(codec)
         error.mul_(self.beta).add_(displacement, alpha=self.gain)
         messages = yield from gathering(self.comm, codec.encode(error))
         total, count = torch.zeros_like(error), torch.zeros_like(error)

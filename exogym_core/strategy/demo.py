@@ -109,8 +109,7 @@ class DeMoStrategy(Strategy):
 
     def _spend(self, way: str) -> None:
         """The virtual time of the transform and the choice of entries, or of the way back."""
-        if self.coding is not None:
-            self.comm.advance(self.coding.seconds("demo", way, self._num_values))
+        self.charge("demo", way, self._num_values)
 
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
         gradient = dense_gradient(parameter)

@@ -9,7 +9,6 @@ import torch
 
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.charged import ChargedCodec
 from exogym_core.strategy.parts.gradients import dense_gradient
 from netsim.files.errors import InputError
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["GradientExchange", "charged", "plain_sgd", "refuse_sites"]
+__all__ = ["GradientExchange", "plain_sgd", "refuse_sites"]
 
 
 def refuse_sites(module: Module, scope: Scope) -> None:
@@ -35,19 +34,6 @@ def refuse_sites(module: Module, scope: Scope) -> None:
             f"{type(module.strategy).__name__}: {type(module).__name__} brings single ranks together, not sites; "
             "leave Sites out"
         )
-
-
-def charged(strategy: Chain, codec: Codec) -> Codec:
-    """`codec`, its work on the clock of `strategy` where that costs time.
-
-    Raises:
-        InputError: `compute.coding` has speeds, but none for this codec.
-    """
-    coding = strategy.coding
-    if coding is None or not coding.speeds:
-        return codec
-    coding.seconds(codec.name, "encode", 0)
-    return ChargedCodec(codec, coding.seconds, strategy.comm.advance)
 
 
 def plain_sgd(strategy: Chain, what: str) -> None:
@@ -128,12 +114,11 @@ class GradientExchange(Module):
 
     def charged(self, codec: Codec) -> Codec:
         """`codec`, its work on the clock where that costs time."""
-        return charged(self.strategy, codec)
+        return self.strategy.charged(codec)
 
     def spend(self, way: str, num_values: int) -> None:
         """The virtual time that coding so many values takes, `way` being "encode" or "decode"."""
-        if self.strategy.coding is not None:
-            self.comm.advance(self.strategy.coding.seconds(self.work, way, num_values))
+        self.strategy.charge(self.work, way, num_values)
 
 
 def _widened(gradient: Tensor) -> Tensor:

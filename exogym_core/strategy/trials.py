@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.parts.codecs import CODECS
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.chain import Module
+from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
 from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
 from exogym_core.strategy.parts.frequencies import transform_of
 from exogym_core.strategy.parts.generators import shared_generator
@@ -18,9 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.strategy.parts.codecs import Codec
-
-__all__ = ["coding_trials"]
+__all__ = ["coding_trials", "own_codec_trials"]
 
 
 _SIDE = 64  # blocks and squares of values, as some codecs cut them
@@ -36,14 +38,10 @@ def coding_trials(
     Those of CODECS see one part a rank, the others all. DeMo decodes what `num_ranks` have sent, at once.
     """
 
-    def ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], Callable[[], Any]]]:
-        message = codec.encode(values)
-        return len(values), (lambda: codec.encode(values), lambda: codec.decode(message, len(values)))
-
     part, whole = _values(num_values / num_ranks), _values(num_values)
     for name, codec in sorted(CODECS.items()):
         if codec is not None:
-            yield name, *ways(codec, part)
+            yield name, *_ways(codec, part)
     few = [
         SignCodec(),
         QSGDCodec(4, 512, "l2", shared_generator("trial")),
@@ -52,10 +50,38 @@ def coding_trials(
     ]
     largest = LargestCodec([torch.Size((len(whole) // 64, 64))], [(64, 64)], [64], 12, StatisticalCodec(2))
     for codec in [*few, largest]:
-        yield codec.name, *ways(codec, whole)
+        yield codec.name, *_ways(codec, whole)
     yield "demo", len(whole), transform_of(whole, num_ranks)
     left, back = low_rank_of(whole)
     yield "low-rank", len(whole), (lambda: low_rank_of(whole), lambda: left @ back.T)
+
+
+def own_codec_trials(
+    strategy: Strategy, num_values: int, num_ranks: int
+) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
+    """The same of codecs of one's own: those in the strategy's attributes and options, and in its modules'."""
+    part = _values(num_values / num_ranks)
+    for name, codec in sorted({codec_name(codec): codec for codec in _codecs_in(strategy)}.items()):
+        if CODECS.get(name) is not codec:
+            yield name, *_ways(codec, part)
+
+
+def _codecs_in(value: Any, depth: int = 6) -> Iterator[Codec]:
+    if isinstance(value, Codec):
+        yield value
+        return
+    if isinstance(value, Strategy | Module) or is_dataclass(value):
+        value = getattr(value, "__dict__", {})
+    values = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    )
+    for each in values if depth else ():
+        yield from _codecs_in(each, depth - 1)
+
+
+def _ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], Callable[[], Any]]]:
+    message = codec.encode(values)
+    return len(values), (lambda: codec.encode(values), lambda: codec.decode(message, len(values)))
 
 
 def _values(number: float) -> Tensor:

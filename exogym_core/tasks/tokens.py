@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from netsim.files.errors import InputError
+from netsim.files.plain_files import output_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -88,23 +89,20 @@ def write_tokens(
     last = [] if found is None else [coder.token_to_id(found)]
     size = coder.get_vocab_size()
     dtype = "uint16" if size <= 1 << 16 else "uint32"
-    unfinished = Path(f"{out}.unfinished")
     num_documents = num_tokens = 0
-    with unfinished.open("wb") as file:
+    with output_file(out) as file:
         for batch in _batches(_documents(corpus, config, split, column)):
             coded = [[*each.ids, *last] for each in coder.encode_batch(batch, add_special_tokens=False)]
             tokens = np.fromiter(itertools.chain.from_iterable(coded), dtype=dtype)
             if most_tokens is not None:
                 tokens = tokens[: most_tokens - num_tokens]
-            tokens.tofile(file)
+            file.write(tokens.tobytes())
             num_documents, num_tokens = num_documents + len(batch), num_tokens + len(tokens)
             progress(num_documents, num_tokens)
             if num_tokens == most_tokens:
                 break
-    if not num_tokens:
-        unfinished.unlink()
-        raise InputError(f"tokens: {_told(corpus)} has no text in {column!r} of {split!r}")
-    os.replace(unfinished, out)
+        if not num_tokens:
+            raise InputError(f"tokens: {_told(corpus)} has no text in {column!r} of {split!r}")
     return WrittenTokens(num_documents, num_tokens, dtype, size, found)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from exogym_core.training.snapshot import named_tensors, pack
+from netsim.files.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["END", "TIMED", "Deposits", "Looks"]
 
 TIMED = 1 << 40  # looks by the clock are counted from here, in place of steps
+_JUDGED = ("outer", "own", "replica", "server")
 END = 1 << 62  # the step of the last look where ranks do different numbers of them
 
 
@@ -52,6 +54,15 @@ class Looks:
         return [what for what, steps in every.items() if steps is not None and step % steps == 0]
 
 
+def _check_judged(strategy: Strategy) -> None:
+    """Refuse a kind of judged model that there is not, or that the strategy cannot have."""
+    where, judged = type(strategy).__name__, strategy.judged
+    if judged not in _JUDGED:
+        raise unknown_name(f"judged of {where}", str(judged), _JUDGED)
+    if judged == "server" and not strategy.num_servers:
+        raise InputError(f"{where}: judged = 'server', but num_servers is 0; write judged = 'own' or 'outer'")
+
+
 class Deposits:
     """One rank's side of looking on.
 
@@ -66,6 +77,7 @@ class Deposits:
     """
 
     def __init__(self, comm: Communicator, model: nn.Module, strategy: Strategy, looks: Looks) -> None:
+        _check_judged(strategy)
         self._comm, self._model, self._strategy, self._looks = comm, model, strategy, looks
         self._version = 0
         self._born: int | None = 0  # the step that brought that version about; None: the end
@@ -165,6 +177,9 @@ class Deposits:
             "what": what,
             "present": present,
             "judged": self._strategy.judged,
+            "strategy": type(self._strategy).__name__,
+            "rank": self._comm.rank,
+            "num_steps": self._strategy.local_step,
             "version": self._version,
             "born": self._born,
             "layouts": layouts,
@@ -191,12 +206,29 @@ class Deposits:
             return {}
         state = self._strategy.judged_state()
         self._given = self._version
+        is_first = self._comm.rank == (present[-1] if self._strategy.num_servers else present[0])
+        if is_first:
+            self._check(state)
         if state is None:
             return {}
-        is_first = self._comm.rank == (present[-1] if self._strategy.num_servers else present[0])
         if not is_first:
             state = {name: value for name, value in state.items() if "[" in name}
         return {"judged": state, "judged_buffers": self._buffers if is_first else {}}
+
+    def _check(self, state: Mapping[str, Tensor] | None) -> None:
+        """Refuse a judged model of which something is missing: the rest would be this rank's replica, untold."""
+        where = f"{type(self._strategy).__name__}.judged_state()"
+        if state is None:
+            raise InputError(
+                f"{where}: returns None on rank {self._comm.rank}, but judged = {self._strategy.judged!r}; return the "
+                "parameters by name, or write judged = 'own' to judge each rank's model"
+            )
+        told = {name.partition("[")[0] for name in state}
+        wanted = {name for name, _ in self._strategy.named_trainable()}
+        if missing := sorted(wanted - told):
+            raise InputError(f"{where}: lacks {missing[0]!r}; return all trainable parameters by name")
+        if unknown := sorted(told - set(named_tensors(self._model))):
+            raise InputError(f"{where}: has {unknown[0]!r}, which the model does not; leave it out")
 
     def _extra(self) -> dict[str, Any]:
         """What the model's state_dict holds besides tensors."""

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["fit_here"]
 
+_UNCHARGED = (
+    "{}: coding not charged: it sends encoded values, and compute.coding has a speed; encode with self.charged(codec), "
+    "or call self.charge(name, 'encode' or 'decode', num_values)"
+)
+
 
 def fit_here(
     program: Program, result: FitResult, listeners: Sequence[Callable[[Mapping[str, Any]], None]]
@@ -44,8 +49,11 @@ def fit_here(
     workers = run.results[: request.num_nodes]
     result.rank_states = [outcome.state for outcome in workers]
     result.max_steps = run.results[0].max_steps
+    told = {outcome.coding for outcome in workers}
+    result.coding = next((each for each in ("not charged", "charged") if each in told), None)
     result.mean_state, result.judged_state = final.mean, final.judged
-    return [remark for outcome in workers for remark in outcome.remarks]
+    remarks = [remark for outcome in workers for remark in outcome.remarks]
+    return [*remarks, _UNCHARGED.format(result.strategy)] if result.coding == "not charged" else remarks
 
 
 def _carry(program: Program, lookout: RunLookout) -> tuple[RunResult[RankOutcome], FinalModels]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from exogym_core.checkpoints.rank_state import random_streams, restore_random_streams
+from exogym_core.checkpoints.trial import StateTrial
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.updates import charge_updates
 from exogym_core.strategy.context import StepContext
+from exogym_core.strategy.parts.charged import told_coding
 from exogym_core.training.deposits import Deposits, Looks
 from exogym_core.training.snapshot import broadcast_state, cpu_state, passing_buffers
 
@@ -39,11 +42,13 @@ class RankOutcome:
         state: its model's state, on the CPU.
         max_steps: how many steps were to be done.
         remarks: what the user should be warned of.
+        coding: whether what it encoded was "charged" or "not charged"; None where coding is free, or nothing was.
     """
 
     state: dict[str, Any]
     max_steps: int
     remarks: tuple[str, ...] = ()
+    coding: str | None = None
 
 
 def take_step(
@@ -114,6 +119,10 @@ class Loop:
         self._looks = looks if looks is not None else Looks()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._coding, self._updates = coding, updates
+        self._trial: StateTrial | None = None
+        if self._checkpoints.every is not None:
+            self._trial = StateTrial(strategy, model, self._set_up_strategy)
+        self._is_tried = False
         self._payload_then = -1  # payload bytes sent when ranks were last together
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
@@ -130,11 +139,21 @@ class Loop:
             while (step := self._next_step()) is not None:
                 self.deposits.look(self.local_step)
                 self.do(step)
-                if self._checkpoints.is_due(self.local_step):
+                is_due = self._checkpoints.is_due(self.local_step)
+                self._try_state(is_due)
+                if is_due:
                     self._save()
             return self._finish()
         finally:
             self.close()
+
+    def _try_state(self, is_due: bool) -> None:
+        """Try what a strategy of one's own keeps: after the first step, and where the first checkpoint is due."""
+        if self._trial is not None and (is_due or not self._is_tried):
+            self._trial.refuse_incomplete(self.strategy)
+            self._is_tried = True
+            if is_due:
+                self._trial = None
 
     def _next_step(self) -> StepSamples | None:
         """What to do next; None where the run ends."""
@@ -220,16 +239,23 @@ class Loop:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self._make_learner()
-        run = {} if self._coding is None else {"coding": self._coding}
-        self.strategy.setup(self.model, self.comm, self.max_steps, self._seed, **run)
+        self._set_up_strategy(self.strategy, self.model, self.comm)
         if self._updates is not None:
             charge_updates(self.strategy.optimizers, self._updates, self.comm.advance)
         self.deposits = Deposits(self.comm, self.model, self.strategy, self._looks)
 
+    def _set_up_strategy(self, strategy: Strategy, model: nn.Module, comm: Communicator) -> None:
+        about = (model, comm, self.max_steps, self._seed)
+        if self._coding is None or "coding" not in inspect.signature(strategy.setup).parameters:
+            strategy.setup(*about)  # also an override from times in which coding was free
+        else:
+            strategy.setup(*about, coding=self._coding)
+
     def _finish(self) -> RankOutcome:
         self.strategy.finish()
         self.deposits.at_end(self.local_step)
-        return RankOutcome(cpu_state(self.model), self.max_steps)
+        coding = None if self._coding is None else told_coding(self.comm.traffic, self.strategy.trainable)
+        return RankOutcome(cpu_state(self.model), self.max_steps, coding=coding)
 
     def close(self) -> None:
         """Let go of the model."""

@@ -7,6 +7,7 @@ far ahead some ranks are. Parts are added up in rank order, in fp32, so that res
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from exogym_core.communicator.values import accumulator_dtype
 from exogym_core.ranks.shelf import Shelf
-from exogym_core.training.snapshot import load_named, unpack, whole_state
+from exogym_core.training.snapshot import load_named, pack, unpack, whole_state
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,11 @@ __all__ = ["FinalModels", "Observer", "correlation_of"]
 
 _MEMORY_BYTES = 64 * 2**20  # of deposits that have to wait, before a file is used
 _CHUNK = 1 << 18  # values of all replicas that are compared at a time
+
+# How far replicas may be from each other and still count as equal: relative to their norm, and to how far they have
+# come from the initial model. Real ranks on unlike processors round differently.
+_ROUNDING = 1e-6
+_ROUNDING_OF_UPDATES = 1e-3
 
 
 @dataclass
@@ -117,9 +124,9 @@ class _Look:
 class Observer:
     """Judges a run's models.
 
-    Judged are: the lowest present rank's replica where all are equal; what the strategy tells where it is apart from
-    them, once a version; every rank's own otherwise, by the mean of the losses. The loss of the mean of all replicas
-    is a diagnostic.
+    Judged are: the lowest present rank's replica where all are equal, which is checked; what the strategy tells where
+    it is apart from them, once a version; every rank's own otherwise, by the mean of the losses. The loss of the mean
+    of all replicas is a diagnostic.
 
     Args:
         model: like the ranks'; copied.
@@ -156,7 +163,11 @@ class Observer:
         return self._shelf
 
     def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Take a rank's deposit, which is the observer's from now on."""
+        """Take a rank's deposit, which is the observer's from now on.
+
+        Raises:
+            InputError: the strategy says that replicas are equal, and they are not.
+        """
         if note["step"] in self._known and "evaluate" in note["what"]:
             return
         key = (note["step"], note["present"][0])
@@ -215,7 +226,30 @@ class Observer:
             return
         if look.judged == "own":
             self._judge_replica(look, note, sections, accuracy=True)
+        if look.judged == "replica":
+            self._check_equal(look, note, sections["parameters"])
         self._shelf.drop(ticket)
+
+    def _check_equal(self, look: _Look, note: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
+        """Refuse to judge the lowest rank's replica for all where a rank that has done as many steps has another.
+
+        Buffers may differ: running means are of each rank's own batches. So may last bits, between kinds of processors.
+        """
+        if look.mean.first is not None:  # all so far are equal, buffers included
+            return
+        assert look.first is not None
+        first, ticket = look.first
+        if (
+            first["version"] != note["version"]
+        ):  # evaluated at a virtual time, between two steps of one of them
+            return
+        own = _sections(first["layouts"], self._shelf.get(ticket))["parameters"]
+        if all(map(_same, own, parameters)):
+            return
+        _, initial = pack(dict(self._initial.named_parameters()))
+        rounding = _ROUNDING * _distance(own) + _ROUNDING_OF_UPDATES * _distance(own, initial)
+        if _distance(own, parameters) > rounding:
+            raise InputError(_unequal(look, note))
 
     def _judge_replica(
         self, look: _Look, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]], accuracy: bool
@@ -340,6 +374,26 @@ class Observer:
         for ticket in tickets:
             self._shelf.drop(ticket)
         return value
+
+
+def _unequal(look: _Look, note: Mapping[str, Any]) -> str:
+    """What is wrong with a strategy that claims equal replicas, and what to write instead."""
+    return (
+        f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
+        f"{note['num_steps']} steps rank {note['rank']}'s is not rank {look.present[0]}'s; write judged = 'own' to "
+        "judge each rank's model, or judged = 'outer' with a judged_state() that returns the last average"
+    )
+
+
+def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> float:
+    """The norm of the difference of flat tensors, or of the first ones alone."""
+    pairs = zip(first, first if second is None else second, strict=True)
+    return math.sqrt(
+        sum(
+            (a.double() if second is None else a.double() - b.double()).square().sum().item()
+            for a, b in pairs
+        )
+    )
 
 
 def _sections(layouts: Mapping[str, Layout], tensors: Sequence[Tensor]) -> dict[str, Sequence[Tensor]]:

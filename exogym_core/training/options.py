@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from netsim import parse_collectives
 from netsim.files.errors import InputError
@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
     from netsim.topology.topology import Topology
 
-__all__ = ["OPTIONS", "TIMED", "Option", "RunOptions", "file_values", "open_device", "option", "whole_number"]
+__all__ = [
+    "OPTIONS",
+    "TIMED",
+    "Option",
+    "OtherOptions",
+    "RunOptions",
+    "file_values",
+    "open_device",
+    "option",
+    "whole_number",
+]
 
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -90,6 +100,13 @@ def _truth(name: str, value: Any) -> Any:
     if not isinstance(value, bool):  # "no" would count as true
         raise InputError(f"fit: {name} is {value!r}; give True or False")
     return value
+
+
+def _transport(name: str, value: Any) -> str:
+    from exogym_core.ranks.run import transport_named  # here, since it brings torch
+
+    transport_named(value)
+    return str(value)
 
 
 def _patience(name: str, value: Any) -> float | None:
@@ -190,10 +207,15 @@ class RunOptions:
     protocol: str | Mapping[str, Any] | None = option(None, key="protocol", same=True)
     collectives: str | Mapping[str, str] = option("auto", check=_collectives, key="collectives", same=True)
     compute: float | str | Mapping[str, Any] | Compute | None = option(None, key="compute")
-    transport: str = option("netsim", same=True)
+    transport: str = option("netsim", check=_transport, key="transport", file_type=str, same=True)
     workers: str | Mapping[str, Any] | WorkerSpec = option("auto", key="workers")
     target_loss: float | None = option(None, check=_finite, key="target_loss")
     resume_from: str | Path | None = option(None)
+    edited_code: bool = option(
+        False,
+        check=_truth,
+        about="go on from a checkpoint although code of one's own, of strategy or model, was edited since.",
+    )
     trace: str | Path | None = option(None)
     timeout_seconds: float | None = option(
         None,
@@ -216,6 +238,19 @@ class RunOptions:
         check=_truth,
         about="a bar on a terminal, a line now and then elsewhere, and how it ended, on stderr; False for silence.",
     )
+
+
+class OtherOptions(TypedDict, total=False):
+    """Those that `fit` does not spell out, for type checkers; a test has their names be all of them."""
+
+    val_seconds: float | str | None
+    until: float | str | None
+    servers: int | None
+    failures: Mapping[str, Any] | None
+    edited_code: bool
+    timeout_seconds: float | None
+    compare_calls: bool
+    progress: bool
 
 
 OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(RunOptions)}

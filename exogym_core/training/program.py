@@ -17,7 +17,7 @@ from exogym_core.cost.flops import count_flops
 from exogym_core.data.batches import collate_of, move_batch
 from exogym_core.names import visible
 from exogym_core.ranks.rng import seed_device
-from exogym_core.strategy.trials import coding_trials
+from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.training.deposits import Looks
 from exogym_core.training.evaluation import Evaluation, kept_rng
 from exogym_core.training.learner import StepCost, TorchLearner
@@ -86,8 +86,13 @@ class Program:
         self.compute = request.compute
         if self.compute is not None and request.carrier.has_clock:
             shapes = [each.shape for each in self.model.parameters() if each.requires_grad]
-            trials = coding_trials(sum(map(math.prod, shapes)), request.num_nodes)
-            self.compute = self.compute.with_measured_work(request.workers.intra_op_threads, trials, shapes)
+            size = sum(map(math.prod, shapes)), request.num_nodes
+            self.compute = self.compute.with_measured_work(
+                request.workers.intra_op_threads,
+                coding_trials(*size),
+                shapes,
+                own_codec_trials(request.strategy, *size),
+            )
         by_flops = self.compute is not None and self.compute.kind == "flops"
         measured = self.compute is not None and self.compute.kind == "measured"
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
@@ -146,6 +151,11 @@ class Program:
                 f"fit: {what} ends the run after {steps} steps, but {visible(resumed.path)} has done {resumed.step}; "
                 "ask for at least as many, or resume from an earlier checkpoint"
             )
+
+    def code_roots(self) -> list[object]:
+        """What decides, besides options and data, what is computed: strategy, model, and how batches are made."""
+        request = self.request
+        return [request.strategy, self.model, request.accuracy, dict(request.dataloader_kwargs or {})]
 
     # --- on a rank -----------------------------------------------------------------------------------------
 

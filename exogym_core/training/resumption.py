@@ -6,17 +6,20 @@ import hashlib
 import json
 import os
 import socket
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.checkpoint import MANIFEST, StoredCheckpoint, find_checkpoint, run_identity
+from exogym_core.checkpoints.own_code import code_digests
 from exogym_core.checkpoints.parts import OwnParts, mark_of
 from exogym_core.checkpoints.writing import CheckpointWriter, RankCheckpoints
 from exogym_core.cost.compute import Compute
 from exogym_core.meeting_place import processes_of_site
+from exogym_core.names import visible
 from exogym_core.ranks.torchrun.rank import recalled, remember, torchrun_rank
-from exogym_core.results.disk import make_private_folder
+from exogym_core.results.disk import make_folder
 from exogym_core.training.options import OPTIONS
 from netsim.files.errors import InputError
 
@@ -56,10 +59,11 @@ def find_resumed(program: Program) -> StoredCheckpoint | None:
     if resumed is not None and request.finds_minibatch:
         found = resumed.identity["settings"]["minibatch_size"]
         program.request = request = replace(request, minibatch_size=found, finds_minibatch=False)
-    if resumed is not None and request.compute is not None and request.compute.is_measured:
-        measured = resumed.identity["settings"]["compute"]
-        if measured is not None:
-            program.request = replace(request, compute=Compute.parse(measured))
+    settled = resumed.identity["settings"]["compute"] if resumed is not None else None
+    if settled is not None and request.compute is not None:
+        found = Compute.parse(settled)
+        if request.compute.may_become(found):
+            program.request = replace(request, compute=found)
     return resumed
 
 
@@ -74,14 +78,15 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
     """
     request = program.request
     keeps = resumed is not None or request.checkpoint_interval is not None
-    identity = _identity(program, program.data.fingerprint() if keeps else None)
+    identity = _identity(program, program.data.fingerprint() if keeps else None, with_code=keeps)
     if resumed is not None:
         resumed.check(identity)
+        _refuse_edited_code(resumed, identity, request.edited_code)
         program.refuse_fewer_steps_than(resumed)
     folder = None
     if request.checkpoint_interval is not None:
         if request.resume_from is None:
-            folder = make_private_folder(
+            folder = make_folder(
                 Path(request.save_dir), request.run_name or type(request.strategy).__name__, numbered=False
             )
         else:
@@ -89,6 +94,20 @@ def begin_checkpoints(program: Program, resumed: StoredCheckpoint | None) -> Che
     program.checkpoints = RankCheckpoints(folder, request.checkpoint_interval, resumed)
     num_parts = processes_of_site() if request.is_apart else None
     return CheckpointWriter(folder, identity, request.num_ranks, resumed, num_parts)
+
+
+def _refuse_edited_code(resumed: StoredCheckpoint, identity: Mapping[str, Any], accepted: bool) -> None:
+    """Raise InputError if code of one's own is not that of the checkpoint; warn where that is `accepted`."""
+    edited = resumed.edited_code(identity)
+    if not edited:
+        return
+    more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
+    told = f"{visible(resumed.path)}: {visible(edited[0], 100)}{more} was edited since this checkpoint"
+    if not accepted:
+        raise InputError(
+            f"{told}; undo the edit, or add --edited-code (fit: edited_code=True) to go on with the code as it is now"
+        )
+    warnings.warn(f"{told}; the run goes on with the code as it is now", UserWarning, stacklevel=2)
 
 
 def there_is(program: Program) -> str:
@@ -174,7 +193,7 @@ def _memory(program: Program) -> str:
 
 def run_mark(program: Program) -> tuple[str, dict[str, str]]:
     """A short text that is equal on sites that train the same, and on no others; and what it is made of, for people."""
-    about, whole = _marked(_identity(program, None))
+    about, whole = _marked(_identity(program, None, with_code=True))
     facts = {
         f"{name}: {key}" if key else name: str(value)[:_MOST_CHARACTERS_OF_A_FACT]
         for name, part in whole.items()
@@ -201,12 +220,13 @@ def _marked(identity: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return f"{identity['strategy']} {digest}", whole
 
 
-def _identity(program: Program, training_set: str | None) -> dict[str, Any]:
+def _identity(program: Program, training_set: str | None, *, with_code: bool) -> dict[str, Any]:
     request = program.request
     options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
     options |= request.strategy.arguments  # some are kept by parts of it only
     name, settings = type(request.strategy).__name__, _settings(program)
-    return run_identity(program.model, name, options, request.num_ranks, settings, training_set)
+    code = code_digests(program.code_roots()) if with_code else {}
+    return run_identity(program.model, name, options, request.num_ranks, settings, training_set, code)
 
 
 def _settings(program: Program) -> dict[str, Any]:

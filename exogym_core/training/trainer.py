@@ -7,7 +7,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import fields
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from exogym_core.ranks.torchrun.rank import torchrun_rank
 from exogym_core.results.fit_result import FitResult
@@ -25,6 +25,7 @@ from netsim.files.errors import DeadlockError, InputError, MismatchError, RankEr
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from typing import Unpack
 
     import torch
     from torch import nn
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Compute
     from exogym_core.ranks.spec import WorkerSpec
     from exogym_core.strategy.base import Strategy
+    from exogym_core.training.options import OtherOptions
     from netsim.topology.topology import Topology
+
+    class FittedModel(nn.Module):
+        """What `fit` returns: a model like the one given, with the run's result."""
+
+        fit_result: FitResult
+
 
 __all__ = ["LocalTrainer", "Trainer"]
 
@@ -132,8 +140,8 @@ class Trainer:
         trace: str | Path | None = None,
         accuracy: Callable[[nn.Module, Any], float] | None = None,
         on_event: Callable[[Mapping[str, Any]], None] | None = None,
-        **others: Any,
-    ) -> nn.Module:
+        **others: Unpack[OtherOptions],
+    ) -> FittedModel:
         """Train, and return a new model: the mean of all ranks' models, as EXO Gym does.
 
         Floating parameters and buffers are averaged; whole-number and truth-value buffers are rank 0's. This mean
@@ -231,7 +239,7 @@ class Trainer:
         model = copy.deepcopy(self.model)
         load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]
-        return model
+        return cast("FittedModel", model)
 
 
 _show_all_options(Trainer.fit)

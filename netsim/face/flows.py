@@ -7,6 +7,7 @@ result has the same rows in the same order, and a last column `finish_s`.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from netsim.files.errors import DeadlockError, InputError, unknown_name
+from netsim.files.plain_files import input_file
 from netsim.network.clock import Clock
 from netsim.network.network import BackgroundConnection, Network
 from netsim.topology.protocol import Protocol
@@ -73,7 +75,7 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
     Raises InputError, which names line and column, for what does not make sense.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(input_file(path), newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
             header = tuple(cell.strip() for cell in next(lines, ()))
             _check_header(header, path)

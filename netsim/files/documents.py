@@ -16,16 +16,19 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from netsim.files.errors import InputError, UnknownNameError
+from netsim.files.plain_files import input_file
 from netsim.files.problems import MAX_PROBLEMS, KeyPath, Mistake, key_text, printable, problems_of
 from netsim.files.units import shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "MAX_DEPTH",
@@ -144,8 +147,10 @@ def load_document(path: str | Path) -> Document:
     """Read a YAML file of at most 1 MB; raises InputError `FILE:LINE: ...` for what cannot be accepted."""
     where = printable(str(path))
     try:
-        with Path(path).open("rb") as file:
+        with input_file(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{where}: cannot be read: {reason}") from None

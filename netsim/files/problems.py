@@ -64,7 +64,8 @@ def _problems(details: ErrorDetails) -> Iterator[Mistake]:
         known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         yield Mistake(path, str(unknown_name("choice", printable(given), known)), True)
     else:
-        got = context.get("actual_length", shown(given))
+        # Not the content of a file that is something else altogether.
+        got = "text" if not path and isinstance(given, str) else context.get("actual_length", shown(given))
         yield Mistake(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import io
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
 
 import click
 import numpy as np
 
 from netsim.face.flows import read_flows, time_flows
-from netsim.files.errors import InputError, NetsimError
+from netsim.files.errors import NetsimError
+from netsim.files.plain_files import output_file
 from netsim.tools.sign_of_life import SignOfLife
 from netsim.tools.trace import tracing
 from netsim.tools.usage import plain_lines
 from netsim.topology.protocol import Protocol
 from netsim.topology.topology import Topology
 from netsim.topology.windows import window_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["command"]
 
@@ -67,17 +63,5 @@ def _run(topology: str, flows: Path, protocol: str | None, out: Path | None, tra
     if out is None:
         table.write(finish, sys.stdout)
     else:
-        _write_whole(out, partial(table.write, finish))
-
-
-def _write_whole(path: Path, write: Callable[[TextIO], None]) -> None:
-    """Write a file that is there as a whole or not at all."""
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(partial_path, "x", newline="", encoding="utf-8") as file:
-            write(file)
-        partial_path.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        partial_path.unlink(missing_ok=True)
+        with output_file(out) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+            table.write(finish, text)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import defaultdict
 from contextlib import contextmanager
 from itertools import islice, pairwise
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from netsim.files.errors import InputError
+from netsim.files.plain_files import output_file
 from netsim.network.network import BackgroundConnection
 from netsim.network.recorder import Recorder
 
@@ -48,7 +48,7 @@ def write_trace(
     hosts: Sequence[int] = (),
     place_of: Callable[[Span], str] = lambda span: "",
 ) -> None:
-    """Write everything as one JSON file, compressed if its name ends in `.gz`; whole or not at all.
+    """Write everything as one JSON file, compressed if its name ends in `.gz`; see `output_file`.
 
     Args:
         recorder: has kept it.
@@ -58,22 +58,14 @@ def write_trace(
 
     Raises InputError where it cannot be written.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(partial, "xb", opener=_private) as file:
-            if path.suffix == ".gz":
-                # Neither name nor time: equal runs give equal bytes.
-                # Level 9 takes thrice as long as level 6 and saves 3 %.
-                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                    _write(recorder, packed, hosts, place_of)
-            else:
-                _write(recorder, file, hosts, place_of)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with output_file(path) as file:
+        if Path(path).suffix == ".gz":
+            # Neither name nor time: equal runs give equal bytes.
+            # Level 9 takes thrice as long as level 6 and saves 3 %.
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                _write(recorder, packed, hosts, place_of)
+        else:
+            _write(recorder, file, hosts, place_of)
 
 
 def _write(
@@ -122,10 +114,6 @@ def tracing(
             tell(f"{path}: what happened until the run was cut short")
         raise
     write_trace(recorder, path, hosts)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class _Row(NamedTuple):

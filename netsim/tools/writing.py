@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from netsim.files.errors import InputError
+from netsim.files.plain_files import is_written_in_place, output_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +15,9 @@ __all__ = ["check_new", "write_new"]
 
 
 def check_new(path: Path) -> None:
-    """That `--out` names something new in a folder that is there; raises InputError."""
+    """That `--out` names something new in a folder that is there, or a pipe or device; raises InputError."""
+    if is_written_in_place(path):
+        return
     if os.path.lexists(path):
         raise InputError(f"--out {path}: is there already: choose another name")
     if not os.path.isdir(path.parent):
@@ -28,6 +31,10 @@ def write_new(path: Path, text: str) -> None:
         InputError: it is there already, its folder is not, or it cannot be written.
     """
     check_new(path)
+    if is_written_in_place(path):
+        with output_file(path) as out:
+            out.write(text.encode())
+        return
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)

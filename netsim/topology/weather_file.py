@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from netsim.files.errors import InputError
+from netsim.files.plain_files import input_file
 from netsim.files.units import parse_bits_per_second, parse_seconds, shown
 from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from netsim.files.problems import KeyPath
     from netsim.topology.graph import Host, Link
@@ -113,7 +115,7 @@ class _WeatherReader:
         column = "bits_per_second" if is_rate else "latency_s"
         try:
             if isinstance(written, str):
-                rows = _read_csv(self.folder / written, written, column)
+                rows = _read_csv(self.folder, written, column)
             else:
                 parse = parse_bits_per_second if is_rate else parse_seconds
                 rows = [(parse_seconds(time), parse(value)) for time, value in written]
@@ -164,27 +166,36 @@ def _ordered(entries: Iterable[_Entry]) -> tuple[_Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: (getattr(entry, "at_seconds", 0.0), repr(entry))))
 
 
-def _read_csv(path: Path, name: str, column: str) -> list[tuple[float, float]]:
-    """Rows of a CSV file with the columns start_s and `column`, plain numbers in SI units."""
+def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]:
+    """Rows of a CSV file with the columns start_s and `column`, plain numbers in SI units.
+
+    A topology may have come from somebody else: it reads files below its own folder alone, links followed, and no error
+    has any of their content.
+    """
+    path = folder / name
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
+            )
+        with io.TextIOWrapper(input_file(path), encoding="utf-8-sig", newline="") as file:
             text = file.read(MAX_TRACE_BYTES + 1)
-    except (OSError, ValueError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
         raise InputError(f"{shown(name)} cannot be read: {reason}") from None
     if len(text) > MAX_TRACE_BYTES:
         raise InputError(f"{shown(name)} is larger than 10 MB: use fewer rows")
     header, *lines = text.splitlines() or [""]
     if [title.strip() for title in header.split(",")] != ["start_s", column]:
-        raise InputError(f"{shown(name)} line 1: expected the header 'start_s,{column}', got {shown(header)}")
+        raise InputError(f"{shown(name)} line 1: expected the header 'start_s,{column}'")
     rows = []
     for number, cells in enumerate(csv.reader(lines), start=2):
         try:
             time, value = (float(cell) for cell in cells)
         except ValueError:
-            raise InputError(
-                f"{shown(name)} line {number}: expected two numbers, got {shown(','.join(cells))}"
-            ) from None
+            raise InputError(f"{shown(name)} line {number}: expected two numbers") from None
         rows.append((time, value))
     return rows
 

@@ -370,6 +370,8 @@ links:
 class Gossip(Strategy):
     """Nobody waits: each step the parameters go to the next rank's box, and whatever has come is averaged in."""
 
+    judged = "own"
+
     def step(self) -> None:
         self.optimizer_step()
         values = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
@@ -382,6 +384,8 @@ class Gossip(Strategy):
 
 class Polling(Strategy):
     """The slow rank's message is asked for at each step, and used when it is there."""
+
+    judged = "own"
 
     def step(self) -> None:
         self.optimizer_step()

@@ -14,11 +14,13 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.app.bench import UNCHARGED
 from exogym_core.names import visible
 from exogym_core.results.bootstrap import bootstrap_interval
 from exogym_core.results.report.groups import members_of
 from exogym_core.results.tidy import find_runs
 from netsim.files.errors import InputError
+from netsim.files.plain_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,9 +45,11 @@ def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         InputError: the file cannot be read, or it does not say which class it is, or its options are not plain.
     """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(read_bytes(path))
     except OSError as error:
         raise InputError(f"{visible(path)}: cannot be read: {error.strerror}") from None
+    except InputError:
+        raise
     except (ValueError, SyntaxError) as error:
         raise InputError(f"{visible(path)}: cannot be read as Python: {error}") from None
     if not path.stem.isidentifier():
@@ -109,6 +113,9 @@ def _score(member: Member) -> dict[str, Any]:
     runs = [run for run in member.result.runs if run.complete]
     held = [run for run in runs if run.target == "held" and run.virtual_seconds_to_target is not None]
     all_held = bool(runs) and len(held) == len(member.result.runs) and member.result.ended
+    error = member.result.error
+    if error is None and member.result.coding is not None:
+        error, held, all_held = UNCHARGED, [], False
     seconds = [run.virtual_seconds_to_target or 0.0 for run in held]
     sent = [_bytes_to_target(run, member.settings["target_loss"]) for run in held]
     interval = bootstrap_interval(seconds) if all_held else None
@@ -123,7 +130,7 @@ def _score(member: Member) -> dict[str, Any]:
         "interval": list(interval) if interval else None,
         "bytes_to_target": math.fsum(sent) / len(sent) if all_held else None,
         "final_losses": [run.final_loss for run in runs],
-        "error": member.result.error,
+        "error": error,
         "experiment": hashlib.sha256((member.run.folder.path / "experiment.yaml").read_bytes()).hexdigest(),
         "runs_digest": member.run.folder.digest(),
     }

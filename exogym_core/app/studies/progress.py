@@ -33,6 +33,7 @@ class SweepProgress:
         self._write, self._num_points = write, num_points
         self._begun = self._last = time.monotonic()
         self._old = self._over = 0  # points that were done before, and since
+        self._waited = ""
         self._shares: dict[int, float] = {}  # of those under way, how much is done
 
     def skip(self) -> None:
@@ -59,11 +60,13 @@ class SweepProgress:
             self._tell(told())
 
     def waiting(self) -> None:
-        """Nothing has ended for a moment; tells it every few seconds."""
-        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
-            self._tell(
-                f"{self._old + self._over} of {self._num_points} points are done, {len(self._shares)} under way"
-            )
+        """Nothing has ended for a moment; tells it after a few seconds, once."""
+        line = (
+            f"{self._old + self._over} of {self._num_points} points are done, {len(self._shares)} under way"
+        )
+        if line != self._waited and time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._waited = line
+            self._tell(line)
 
     def say(self, line: str) -> None:
         """Anything else."""

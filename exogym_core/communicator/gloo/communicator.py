@@ -321,7 +321,8 @@ class GlooCommunicator(Communicator):
         if self._state.off_clock:
             return
         parts = tuple(tensor.nbytes for tensor in tensors)
-        self.traffic.payload_bytes += sum(parts) if name != "recv" else 0
+        if name != "recv":
+            self.traffic.count(tensors)
         self.traffic.bytes_sent += sent_bytes(
             name,
             self.world_size,

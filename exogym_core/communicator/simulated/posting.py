@@ -249,7 +249,7 @@ class PostingRank(Communicator):
         bytes_sent, wan_bytes = self._book.traffic(call, member)
         traffic.bytes_sent += bytes_sent
         traffic.wan_bytes += wan_bytes
-        traffic.payload_bytes += sum([tensor.nbytes for tensor in tensors])
+        traffic.count(tensors)
 
     def _lane(self) -> Hashable:
         return (self._group_id, "off") if self._state.off_clock else self._group_id

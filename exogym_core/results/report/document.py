@@ -82,7 +82,7 @@ class Page:
         verdict: the sentence.
         headings, rows: the table; a row is whether it won, and its cells.
         note: how the table is to be read.
-        is_incomplete: whether a run was stopped before its end.
+        status: that a run goes on, or was stopped before its end; empty where it has ended.
         figures: static pictures.
         curves: what the interactive ones show (`exogym_core.results.report.interactive`); None: there are none.
         tables: further ones.
@@ -99,7 +99,7 @@ class Page:
     headings: Sequence[str]
     rows: Sequence[tuple[bool, Sequence[str]]]
     note: str
-    is_incomplete: bool = False
+    status: str = ""
     figures: Sequence[Figure] = ()
     curves: Mapping[str, Any] | None = None
     tables: Sequence[TextTable] = ()

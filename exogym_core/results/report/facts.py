@@ -21,7 +21,6 @@ __all__ = ["head_facts", "run_facts", "shared_hosts"]
 _JUDGED = {
     "replica": "the replica, the same on all workers",
     "outer": "the outer parameters of the last round that ended",
-    "local": "the workers' local models: the mean of their losses",
     "server": "the server's",
     "own": "each worker's own model: the mean of their losses",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,22 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Member", "default_keys", "group_runs", "members_of", "study_verdict"]
 
 _MISSING = "-"
-Pair = tuple[int | str, ...]
+_SEEDS = ("seed", "seeds")  # what replicates differ in
+# What strategies are compared on. Under another of these, times and losses are of another question.
+_CONDITIONS = (
+    *(
+        "task",
+        "model",
+        "topology",
+        "placement",
+        "protocol",
+        "collectives",
+        "workers.count",
+        "compute",
+        "steps",
+    ),
+    *("batch_size", "until", "failures", "network_seed", "target_loss", "evaluate"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,11 @@ class Member:
             return str(getattr(self.run, key)) or _MISSING
         if key in self.run.values:
             return value_text(self.run.values[key])
+        found = self.setting(key)
+        return _MISSING if found is None else value_text(found)
+
+    def setting(self, key: str) -> Any:
+        """What the run's resolved experiment has under the path `key`; None where it has nothing."""
         found: Any = self.settings
         for step in key.split("."):
             if isinstance(found, list):
@@ -56,7 +77,7 @@ class Member:
                 found = found[names.index(wanted)] if wanted in names else None
             else:
                 found = found.get(step) if isinstance(found, dict) else None
-        return _MISSING if found is None else value_text(found)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,29 +109,26 @@ class Group:
         """How many members did not end."""
         return sum(not member.result.ended for member in self.members)
 
-    def losses(self) -> dict[Pair, float]:
-        """Final losses, by what a run of another group must share to be compared with it."""
+    @property
+    def is_charged(self) -> bool:
+        """Whether all pay for what they encode, where that costs time."""
+        return all(member.result.coding is None for member in self.members)
+
+    def losses(self) -> dict[int, float]:
+        """Final losses by seed."""
         return self._figures("final_loss")
 
-    def times(self) -> dict[Pair, float]:
-        """Virtual seconds to the target, of the runs that held it."""
+    def times(self) -> dict[int, float]:
+        """Virtual seconds to the target by seed, of the runs that held it."""
         return self._figures("virtual_seconds_to_target")
 
-    def _figures(self, name: str) -> dict[Pair, float]:
+    def _figures(self, name: str) -> dict[int, float]:
         return {
-            self._pair(member, run): value
-            for member in self.members
-            for run in member.result.runs
-            if run.complete and (value := getattr(run, name)) is not None
+            run.seed: value
+            for run in self.runs
+            if (value := getattr(run, name)) is not None
             if name == "final_loss" or run.target == "held"
         }
-
-    def _pair(self, member: Member, run: SeedResult) -> Pair:
-        """The seed, and what else tells its runs apart: what a group's one run is called does not."""
-        others = [*dict.fromkeys(key for each in self.members for key in each.run.values), "run", "strategy"]
-        others = [key for key in others if key not in self.keys]
-        varied = [key for key in others if len({each.value(key) for each in self.members}) > 1]
-        return run.seed, *(f"{key}={member.value(key)}" for key in varied)
 
     def as_result(self) -> StrategyResult:
         """All runs as those of one strategy, for a picture."""
@@ -161,8 +179,8 @@ def members_of(runs: Iterable[FoundRun]) -> list[Member]:
 
 
 def default_keys(members: Sequence[Member]) -> list[str]:
-    """What differs: the run, where there are several; keys of a sweep; the strategy."""
-    swept = dict.fromkeys(key for member in members for key in member.run.values)
+    """What differs, seeds left aside: the run, where there are several; keys of a sweep; the strategy."""
+    swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
     keys = ["run"] if len({member.run.run for member in members}) > 1 else []
     return [*keys, *(key for key in swept if len({member.value(key) for member in members}) > 1), "strategy"]
 
@@ -176,7 +194,7 @@ def group_runs(members: Sequence[Member], keys: Sequence[str], where: Sequence[s
         where: `key=value` texts; who has another value is left out.
 
     Raises:
-        InputError: no member has one of the keys, or none is left.
+        InputError: no member has one of the keys, none is left, or a group holds runs that differ in more than seeds.
     """
     for text in where:
         key, separator, value = text.partition("=")
@@ -194,11 +212,70 @@ def group_runs(members: Sequence[Member], keys: Sequence[str], where: Sequence[s
     groups: dict[tuple[str, ...], list[Member]] = {}
     for member in members:
         groups.setdefault(tuple(member.value(key) for key in keys), []).append(member)
-    return [Group(tuple(keys), values, inside) for values, inside in groups.items()]
+    found = [Group(tuple(keys), values, inside) for values, inside in groups.items()]
+    for group in found:
+        _refuse_pooling(group)
+    return found
 
 
-def study_verdict(groups: Sequence[Group]) -> tuple[str, Group | None]:
-    """What the seeds support: the sentence, and the first group if it is one.
+def _refuse_pooling(group: Group) -> None:
+    """Raise InputError where runs of a group are no replicates: losses, above all, do not depend on the network."""
+    swept = [key for member in group.members for key in member.run.values if key not in _SEEDS]
+    options = [
+        f"strategies.*.{name}" for member in group.members for name in member.setting("strategies.*") or {}
+    ]
+    for key in dict.fromkeys([*swept, *_CONDITIONS, *options]):
+        told = list(dict.fromkeys(_json(member.setting(key)) for member in group.members))
+        if len(told) > 1 and key not in group.keys:
+            values = list(dict.fromkeys(member.value(key) for member in group.members))
+            raise InputError(
+                f"--group-by {','.join(group.keys)}: {group.name} holds runs that differ in {key} "
+                f"({', '.join(values[:4])}), and only seeds are replicates: add --group-by {key}, or --where "
+                f"{key}={values[0]}"
+            )
+    seeds = [run.seed for run in group.runs]
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        names = ", ".join(
+            dict.fromkeys(f"{member.run.run} {member.run.point}".strip() for member in group.members)
+        )
+        raise InputError(
+            f"--group-by {','.join(group.keys)}: {group.name} holds seed {twice[0]} more than once (in {names}), which "
+            "is no further evidence: add --group-by run, or leave one out"
+        )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
+    """What the seeds support: a sentence for each network and setting, and the groups that come first in theirs."""
+    contests: dict[str, list[Group]] = {}
+    for group in groups:
+        conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
+        contests.setdefault(_json(conditions), []).append(group)
+    decided = [_decided(contest) for contest in contests.values()]
+    winners = [winner for _, winner in decided if winner is not None]
+    uncharged = [group.name for group in groups if not group.is_charged]
+    tail = f" Coding is not charged to {', '.join(uncharged)}." if uncharged else ""
+    if len(decided) == 1:
+        return decided[0][0] + tail, winners
+    names = _told_apart([contest[0] for contest in contests.values()])
+    text = " ".join(f"{name}: {text}" for name, (text, _) in zip(names, decided, strict=True))
+    if len(winners) > 1 and len({winner.members[0].result.name for winner in winners}) > 1:
+        text += " No strategy is first under all of these."
+    return text + tail, winners
+
+
+def _told_apart(groups: Sequence[Group]) -> list[str]:
+    """The conditions of each group that are not those of all."""
+    members = [group.members[0] for group in groups]
+    keys = [key for key in _CONDITIONS if len({_json(member.setting(key)) for member in members}) > 1]
+    return [", ".join(f"{key} {member.value(key)}" for key in keys) for member in members]
+
+
+def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
+    """Who comes first of groups that met the same conditions, if seeds support that.
 
     Groups that held the target with all their runs are ordered by its time; if there are none, by final loss. The
     first is named only if its difference to the second, seed by seed, has an interval on one side of zero.
@@ -212,25 +289,41 @@ def study_verdict(groups: Sequence[Group]) -> tuple[str, Group | None]:
     what = "to the target" if holders else "final loss"
     if not ordered:
         return "No group has come to its end.", None
-    first = ordered[0]
+    first, missed = ordered[0], _missed(ended, holders)
     best = _mean(figures[first.values])
     shown = format_seconds(best) if holders else f"{best:.4g}"
     if len(ordered) == 1:
+        if missed:
+            return f"{first.name} comes first ({shown} {what}), alone.{missed}", first
         return f"{first.name}: {shown} {what}; nothing to compare it with.", first if holders else None
     second = ordered[1]
-    pairs = sorted(figures[first.values].keys() & figures[second.values].keys())
+    seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
     interval = paired_interval(
-        [figures[second.values][pair] for pair in pairs], [figures[first.values][pair] for pair in pairs]
+        [figures[second.values][seed] for seed in seeds], [figures[first.values][seed] for seed in seeds]
     )
     lead = f"{first.name} comes first ({shown} {what}), then {second.name}"
     if interval is None:
-        return f"{lead}; with one seed in common nothing is known of how much seeds differ.", None
+        return f"{lead}; with one seed in common nothing is known of how much seeds differ.{missed}", None
     write = format_seconds if holders else (lambda value: f"{value:.4g}")
     told = f"the difference is {_signed(interval[0], write)} to {_signed(interval[1], write)}"
-    seeds = f"95 % interval over {len(pairs)} pairs of runs with equal seeds"
+    pairs = f"95 % interval over {len(seeds)} seeds in common"
     if interval[0] > 0:
-        return f"{lead}; {told} ({seeds}).", first
-    return f"{lead}, but seeds do not tell them apart: {told} ({seeds}).", None
+        return f"{lead}; {told} ({pairs}).{missed}", first
+    return f"{lead}, but seeds do not tell them apart: {told} ({pairs}).{missed}", None
+
+
+def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:
+    """Who did not hold the target, where others did, or where nobody did."""
+    if not any(run.target is not None for group in ended for run in group.runs):
+        return ""
+    told = []
+    for group in ended:
+        held = len(group.times())
+        if group not in holders:
+            told.append(group.name + (f" (held by {held} of {len(group.runs)} runs)" if held else ""))
+    if not holders:
+        return " No group held the target."
+    return f" {', '.join(told)} did not hold the target." if told else ""
 
 
 def _signed(value: float, write: Any) -> str:

@@ -93,7 +93,7 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
         ],
         note=(_NOTE_OF_REAL if results.clock == WALL_CLOCK else _NOTE)
         + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
-        is_incomplete=results.incomplete,
+        status=_status(results),
         figures=[
             Figure(_caption(name, results), picture, name in _INTERACTIVE)
             for name, picture in pictures.items()
@@ -124,6 +124,12 @@ def environment_of(folder: RunFolder) -> list[Listing]:
     if not path.is_file():
         return []
     return [Listing("environment.json", path.read_text(encoding="utf-8", errors="replace"))]
+
+
+def _status(results: Results) -> str:
+    if results.running is not None:
+        return f"Running: {visible(results.running, 200)}. netgym report shows more later."
+    return "Incomplete: this run was stopped before its end." if results.incomplete else ""
 
 
 def _histories(folder: RunFolder, results: Results) -> list[tuple[str, list[dict[str, float]]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.names import visible
+from exogym_core.results.lock import work_in
 from netsim.files.documents import load_document
 from netsim.files.errors import InputError
 
@@ -21,6 +23,7 @@ BASELINE = "AllReduce"
 WALL_CLOCK = "wall-clock time"
 """What seconds of real ranks are of."""
 
+_MOST = 1e300  # of a number in a summary
 _NUMBERS = (
     "final_loss",
     "accuracy",
@@ -117,6 +120,7 @@ class StrategyResult(_Figures):
         collectives: operation -> algorithms that it used.
         incomplete: it was stopped before its last step, or its last seed.
         error: the line it failed with; None where it did not.
+        coding: "not charged" where it sent encoded values and took no time for encoding; else None.
         is_wall: its seconds are those of a real transport's clock.
         runs: one a seed that has been begun, in the order of the seeds.
     """
@@ -129,6 +133,7 @@ class StrategyResult(_Figures):
     collectives: Mapping[str, Any] = field(default_factory=dict)
     incomplete: bool = False
     error: str | None = None
+    coding: str | None = None
     is_wall: bool = False
     runs: Sequence[SeedResult] = ()
 
@@ -146,11 +151,13 @@ class Results:
         settings: the resolved experiment as plain data.
         experiment_yaml: the same as text.
         strategies: in the order of the experiment.
+        running: how far another process is that works on it now; None where none does.
     """
 
     settings: Mapping[str, Any]
     experiment_yaml: str
     strategies: Sequence[StrategyResult]
+    running: str | None = None
 
     @classmethod
     def load(cls, folder: RunFolder) -> Results:
@@ -174,6 +181,7 @@ class Results:
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, told) for entry in folder.read_summary()],
+            running=work_in(path.parent),
         )
 
     @property
@@ -236,6 +244,7 @@ def _strategy_result(folder: RunFolder, entry: Mapping[str, Any], told: _Told) -
         collectives=collectives if isinstance(collectives, dict) else {},
         incomplete=bool(entry.get("incomplete", False)),
         error=str(error or "it failed") if entry.get("failed") else None,
+        coding="not charged" if entry.get("coding") == "not charged" else None,
         is_wall=_is_wall(entry),
         runs=[_seed_result(folder, str(entry["name"]), run, told, where) for run in runs],
         **_figures(entry, where),
@@ -286,8 +295,8 @@ def _timed(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]
 def _number(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{where}: expected a number or null, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_MOST <= value <= _MOST:
+        raise InputError(f"{where}: expected a number or null, got {visible(repr(value), 100)}")
     return float(value)
 
 

@@ -47,7 +47,7 @@ class StudyReport:
         keys: what groups agree in.
         groups: best first, as far as they can be ordered.
         verdict: the sentence.
-        winner: the group that seeds support, if any.
+        winners: the groups that seeds support, one for each network and setting that has one.
         failures: (which, why).
         listings: experiments, and what they were made with.
     """
@@ -56,7 +56,7 @@ class StudyReport:
         self, title: str, members: Sequence[Member], keys: Sequence[str], groups: list[Group]
     ) -> None:
         self.title, self.keys, self.members = title, keys, members
-        self.verdict, self.winner = study_verdict(groups)
+        self.verdict, self.winners = study_verdict(groups)
         self.groups = sorted(groups, key=_order)
         self.failures = [
             (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
@@ -72,9 +72,12 @@ class StudyReport:
     def rows(self) -> list[tuple[bool, list[str]]]:
         """Whether it is the winner's, and its cells; a group each."""
         return [
-            (group is self.winner, [visible(cell, 80) for cell in [*group.values, *group.cells()]])
+            (self._wins(group), [visible(cell, 80) for cell in [*group.values, *group.cells()]])
             for group in self.groups
         ]
+
+    def _wins(self, group: Group) -> bool:
+        return any(group is winner for winner in self.winners)
 
     def shown(self) -> Shown:
         """Groups as strategies, and the weather if it is the same for all."""
@@ -112,7 +115,7 @@ class StudyReport:
                 # One cell names a group: what it came to stands next to it, on a telephone too.
                 headings=[visible(", ".join(self.keys), 200), *HEADINGS],
                 rows=[
-                    (group is self.winner, [visible(cell, 120) for cell in [group.name, *group.cells()]])
+                    (self._wins(group), [visible(cell, 120) for cell in [group.name, *group.cells()]])
                     for group in self.groups
                 ],
                 note=_NOTE,

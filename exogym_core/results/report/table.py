@@ -39,12 +39,12 @@ def table_headings(results: Results) -> list[str]:
         "sent per worker",
         "sent over WAN",
         "bytes saved",
-        "time saved",
+        "time per step saved",
     ]
 
 
 def table_cells(results: Results) -> list[list[str]]:
-    """A row of cells for each strategy; savings are how many times less than the baseline.
+    """A row of cells for each strategy; savings are how many times less than the baseline, over as many steps.
 
     Who did fewer steps than the baseline, or did not hold the target, has saved nothing.
     """
@@ -131,6 +131,8 @@ def _name_text(result: StrategyResult) -> str:
     name = visible(result.name, 40)
     if result.error is not None:
         return f"{name} (failed)"
+    if result.coding is not None:
+        name = f"{name} (coding {result.coding})"
     return f"{name} (incomplete)" if result.incomplete else name
 
 

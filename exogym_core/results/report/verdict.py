@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "verdict"]
 
 _MOST_ABSENCES = 3  # told one by one
-_CLOSE = 1.05  # a lead of less than this is called close
+_CLOSE = 1.05  # with a lead of less than this two are called equal: what models of networks are uncertain by, and more
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ def verdict(results: Results) -> Verdict:
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
-    return Verdict(text, decision.winner)
+    text += _uncharged(results)
+    if results.running is None:
+        return Verdict(text, decision.winner)
+    so_far = f" So far: {text}" if contest.rivals else ""
+    return Verdict(f"This run is going on ({visible(results.running, 200)}).{so_far}")
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,8 @@ def _by_time(contest: _Contest) -> Verdict:
             _split(contest, wins, f"reaches {target} first") + _times(contest, holders) + _others(contest)
         )
     winner = next(each for each in holders if each.name == named[0])
+    if len(_leaders(contest, holders)) > 1:
+        return Verdict(_equals(contest, holders) + _why(winner, contest.results.baseline) + _others(contest))
     text = f"{_name(winner)} reaches {target} first{contest.with_every_seed}, after {_time(contest, winner)}"
     text += f"{_lead(contest, holders)}.{_why(winner, contest.results.baseline)}{_others(contest)}"
     best = min(contest.rivals, key=lambda each: contest.mean(each, _final))
@@ -152,6 +158,23 @@ def _by_time(contest: _Contest) -> Verdict:
         )
         text += f" The lowest final loss is {_name(best)}'s ({losses})."
     return Verdict(text + _one_seed(contest), winner.name)
+
+
+def _leaders(contest: _Contest, holders: Sequence[StrategyResult]) -> list[StrategyResult]:
+    """The first, and those that are too close for their order to mean something."""
+    least = contest.mean(holders[0], _held_at)
+    return [each for each in holders if each is holders[0] or contest.mean(each, _held_at) < least * _CLOSE]
+
+
+def _equals(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
+    leaders = _leaders(contest, holders)
+    told = _listed(f"{_name(each)} ({format_seconds(contest.mean(each, _held_at))})" for each in leaders)
+    text = (
+        f"{told} reach loss {contest.results.target_loss:g} first and are equal: leads of less than "
+        f"{_CLOSE - 1:.0%} change with the protocol and with jitter{_interval(contest.results)}."
+    )
+    lead = _lead(contest, [leaders[0], *(each for each in holders if each not in leaders)])
+    return f"{text} {_name(leaders[0])} is{lead.removeprefix(',')}." if "sooner" in lead else text
 
 
 def _time(contest: _Contest, strategy: StrategyResult) -> str:
@@ -181,8 +204,7 @@ def _lead(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
         parts.append(f"{told}{_range(contest, baseline, winner)})")
     if len(holders) > 1 and holders[1] is not baseline:
         following = contest.mean(holders[1], _held_at)
-        close = "close behind" if following < seconds * _CLOSE else "next"
-        parts.append(f"{_name(holders[1])} is {close} with {format_seconds(following)}")
+        parts.append(f"{_name(holders[1])} is next with {format_seconds(following)}")
     return f", {'; '.join(parts)}" if parts else ""
 
 
@@ -354,6 +376,12 @@ def _failed(results: Results) -> str:
         for each in results.strategies
         if each.error is not None
     )
+
+
+def _uncharged(results: Results) -> str:
+    """Whose times lack the work of encoding, which the others pay for."""
+    named = [_name(each) for each in results.strategies if each.coding is not None]
+    return f" Coding is not charged to {_listed(named)}: the times lack what encoding takes." if named else ""
 
 
 def _absent(results: Results) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.strategy.options.arguments import Options, flag, option
-from exogym_core.strategy.parts.charged import ChargedCodec
+from exogym_core.strategy.parts.charged import charged_codec
 from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.coded import CARRIERS
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
@@ -64,11 +64,9 @@ class Averaging:
         Raises:
             InputError: there are speeds, but none for this codec.
         """
-        if self.codec is None or coding is None:
+        if self.codec is None:
             return self
-        charged = ChargedCodec(self.codec, coding.seconds, comm.advance)
-        coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
-        return replace(self, codec=charged if coding.speeds else self.codec)
+        return replace(self, codec=charged_codec(comm, coding, self.codec))
 
     def residual(self, flat: Tensor) -> Tensor | None:
         """Room for what will be rounded off `flat`, if that is kept."""

@@ -20,6 +20,7 @@ __all__ = [
     "Quantile8BitCodec",
     "ScaledFloat16Codec",
     "Uniform8BitCodec",
+    "codec_name",
     "codec_named",
     "read_as",
 ]
@@ -351,6 +352,11 @@ CODECS: dict[str, Codec | None] = {
 for _name, _codec in CODECS.items():
     if _codec is not None:
         _codec.name = _name
+
+
+def codec_name(codec: Codec) -> str:
+    """What `compute.coding` calls it: its name, or its class's."""
+    return codec.name or type(codec).__name__
 
 
 def codec_named(codec: str | Codec | None) -> Codec | None:

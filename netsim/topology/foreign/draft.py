@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
 from netsim.files.errors import InputError
+from netsim.files.plain_files import input_file
 from netsim.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def safe_name(name: str, taken: dict[str, str]) -> str:
 def read_text(path: Any) -> str:
     """A text file in UTF-8 of at most 64 MiB; raises InputError."""
     try:
-        with open(path, "rb") as file:
+        with input_file(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,165 @@
+"""Code that belongs to no installed package and decides what a run computes: hashed, so that a resume finds edits.
+
+Hashed is what strategy and model are made of: their classes and functions, and what these name in turn, constants of
+their modules included. The rest of a script may change, such as how long it trains; so may comments.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import re
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.chain import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["code_digests", "is_own_module"]
+
+_OURS = ("exogym_core", "netsim")
+_CONSTANTS = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset)
+_DEPTH = 5  # of options within options
+
+
+def code_digests(roots: Iterable[object]) -> dict[str, str]:
+    """`module.name` -> digest of each class, function and constant of one's own that the `roots` lead to.
+
+    A root is a class, a function, or an object, whose class and attributes count.
+    """
+    digests: dict[str, str] = {}
+    waiting = [each for root in roots for each in _parts(root, _DEPTH)]
+    seen: set[int] = set()
+    while waiting:
+        found = _definition(waiting.pop())
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, type):
+            waiting += found.__mro__[1:]
+        if not is_own_module(found.__module__):
+            continue
+        digests[f"{found.__module__}.{found.__qualname__}"] = _digest(_source(found))
+        for name, value in _named_by(found):
+            if isinstance(value, _CONSTANTS):
+                digests[f"{found.__module__}.{name}"] = _digest(re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
+            else:
+                waiting.append(value)
+    return dict(sorted(digests.items()))
+
+
+def is_own_module(module: str) -> bool:
+    """Whether a module is neither Python's, nor ours, nor of an installed package."""
+    top = module.partition(".")[0]
+    if top in _OURS or (top in sys.stdlib_module_names and top != "__main__") or top == "builtins":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    places = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return file is None or not any(
+        Path(file).resolve().is_relative_to(Path(place).resolve()) for place in places
+    )
+
+
+def _parts(value: object, depth: int) -> Iterator[object]:
+    """An object, and what its attributes hold; the modules of a model stand for their parameters."""
+    yield value
+    if isinstance(value, type | FunctionType | ModuleType) or not depth:
+        return
+    if isinstance(value, Mapping):
+        inner: Iterable[object] = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    elif isinstance(value, nn.Module):
+        inner = [] if depth < _DEPTH else value.modules()
+    else:
+        inner = getattr(value, "__dict__", {}).values() if _has_options(value) else ()
+    for each in inner:
+        yield from _parts(each, depth - 1)
+
+
+def _has_options(value: object) -> bool:
+    return (
+        isinstance(value, Strategy | Module) or is_dataclass(value) or is_own_module(type(value).__module__)
+    )
+
+
+def _definition(value: object) -> Any:
+    """The class or function that `value` is or wraps, or its class."""
+    while isinstance(value, functools.partial | MethodType | property | staticmethod | classmethod):
+        if isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, property):
+            value = value.fget
+        else:
+            value = value.__func__
+    if isinstance(value, FunctionType):
+        return inspect.unwrap(value)
+    return value if isinstance(value, type) else type(value)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source(found: Any) -> str:
+    """Its source without comments; of what has none, such as code typed into a console, its compiled form."""
+    try:
+        text = textwrap.dedent(inspect.getsource(found))
+    except (OSError, TypeError):
+        return repr([(code.co_code, code.co_names, _plain(code)) for code in _codes(found)])
+    try:
+        return ast.unparse(ast.parse(text))
+    except SyntaxError:  # a lambda in the middle of a statement
+        return text
+
+
+def _plain(code: CodeType) -> list[object]:
+    return [each for each in code.co_consts if not isinstance(each, CodeType)]
+
+
+def _named_by(found: Any) -> Iterator[tuple[str, Any]]:
+    """What the functions of a class, or a function, name: globals, attributes of modules, enclosed values."""
+    functions = [found] if isinstance(found, FunctionType) else map(_definition, vars(found).values())
+    for function in functions:
+        if not isinstance(function, FunctionType):
+            continue
+        names = {name for code in _nested(function.__code__) for name in code.co_names}
+        for name in sorted(names):
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                if is_own_module(value.__name__):
+                    yield from ((each, vars(value)[each]) for each in sorted(names) if each in vars(value))
+            elif name in function.__globals__:
+                yield name, value
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                yield f"{function.__qualname__}.{name}", cell.cell_contents
+            except ValueError:  # not yet bound
+                continue
+
+
+def _codes(found: Any) -> Iterator[CodeType]:
+    functions = [found] if isinstance(found, FunctionType) else map(_definition, vars(found).values())
+    for function in functions:
+        if isinstance(function, FunctionType):
+            yield from _nested(function.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

@@ -1,0 +1,187 @@
+"""Input from regular files alone; output whole, through links, and in place where there is a pipe or a device."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from netsim.files.errors import InputError
+from netsim.files.plain_files import input_file, is_written_in_place, output_file
+from netsim.tools.cli import main
+from netsim.topology.topology import Topology
+
+FLOWS = "start_s,src,dst,bytes\n0,0,1,1000000\n"
+DONE = "start_s,src,dst,bytes,finish_s\n0,0,1,1000000,0.0009000000000000001\n"
+LINK = "hosts: [a, b]\nlinks: [{between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}]\n"
+
+
+def run(*arguments: str) -> str:
+    """What it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        main(list(arguments))
+    return printed.getvalue()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("flows.csv").write_text(FLOWS)
+    return tmp_path
+
+
+def read_in_the_background(path: str) -> tuple[threading.Thread, list[bytes]]:
+    """Somebody who reads a pipe to its end."""
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(Path(path).read_bytes()), daemon=True)
+    reader.start()
+    return reader, got
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("validate", "pipe"),
+        ("show", "pipe"),
+        ("collective", "pipe", "all_reduce", "--bytes", "1MB"),
+        ("flows", "two-datacenters", "pipe"),
+        ("import", "pipe"),
+        ("plot", "pipe"),
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_a_pipe_is_refused_at_once(arguments: tuple[str, ...], here: Path) -> None:
+    """All readers waited for somebody to write into it."""
+    os.mkfifo("pipe")
+    assert "pipe: is not a regular file but a pipe: write it to a file first" in run(*arguments)
+
+
+def test_so_are_devices_and_a_trace_that_a_topology_names(here: Path) -> None:
+    with pytest.raises(InputError, match="/dev/zero: is not a regular file but a device"):
+        input_file("/dev/zero")
+    with pytest.raises(IsADirectoryError):
+        input_file(here)
+    os.mkfifo("pipe.csv")
+    Path("net.yaml").write_text(f"{LINK}traces: [{{link: [a, b], bandwidth: pipe.csv}}]\n")
+    assert "traces[0].bandwidth: " in run("validate", "net.yaml")
+    assert "is not a regular file but a pipe" in run("validate", "net.yaml")
+
+
+def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
+    """A pipe was replaced by a file, as /dev/null was; so was a link."""
+    os.mkfifo("pipe")
+    reader, got = read_in_the_background("pipe")
+    assert run("flows", "two-datacenters", "flows.csv", "--out", "pipe") == ""
+    reader.join()
+    assert got == [DONE.encode()]
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode)
+    reader, got = read_in_the_background("pipe")
+    run("flows", "two-datacenters", "flows.csv", "--out", "a.csv", "--trace", "pipe")
+    reader.join()
+    assert b"traceEvents" in got[0]
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode)
+    Path("link.csv").symlink_to("real.csv")
+    for _ in range(2):
+        run("flows", "two-datacenters", "flows.csv", "--out", "link.csv")
+        assert Path("link.csv").is_symlink()
+        assert Path("real.csv").read_text() == DONE
+    assert sorted(path.name for path in here.iterdir()) == [
+        "a.csv",
+        "flows.csv",
+        "link.csv",
+        "pipe",
+        "real.csv",
+    ]
+
+
+def test_commands_that_make_new_files_write_into_a_pipe(here: Path) -> None:
+    os.mkfifo("pipe")
+    reader, got = read_in_the_background("pipe")
+    assert run("export", "two-datacenters", "--format", "simgrid", "--out", "pipe") == ""
+    reader.join()
+    assert b"<platform" in got[0]
+    Path("file").touch()
+    assert "--out file: is there already" in run("export", "lan", "--format", "simgrid", "--out", "file")
+
+
+def test_what_descriptors_are_called_is_written_to_as_it_is(here: Path) -> None:
+    """Also where it is a regular file: the shell's `>` goes on in it."""
+    with open("log", "wb") as log:
+        log.write(b"before ")
+        log.flush()
+        name = f"/dev/fd/{log.fileno()}"
+        assert is_written_in_place(name)
+        with output_file(name) as file:
+            file.write(b"inside ")
+        log.write(b"after")
+    assert Path("log").read_bytes() == b"before inside after"
+    Path("out").symlink_to("/dev/stdout")
+    assert is_written_in_place("out")
+    assert not is_written_in_place("log")
+    assert not is_written_in_place("new")
+    if os.path.exists("/dev/full"):
+        with (
+            pytest.raises(InputError, match="/dev/full: cannot be written: No space left"),
+            output_file("/dev/full") as f,
+        ):
+            f.write(b"x" * 100_000)
+
+
+def write_and_fail(path: str) -> None:
+    with output_file(path) as file:
+        file.write(b"2")
+        raise KeyError
+
+
+def test_a_file_is_there_as_a_whole_or_not_at_all_with_the_rights_that_it_had(here: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with output_file("new") as file:
+            file.write(b"1")
+        assert stat.S_IMODE(os.stat("new").st_mode) == 0o640
+        os.chmod("new", 0o604)
+        with pytest.raises(KeyError):
+            write_and_fail("new")
+        assert Path("new").read_bytes() == b"1"
+        with output_file("new") as file:
+            file.write(b"3")
+        assert stat.S_IMODE(os.stat("new").st_mode) == 0o604
+    finally:
+        os.umask(before)
+    with pytest.raises(InputError, match="cannot be written: Is a directory"), output_file("."):
+        pass
+    assert sorted(path.name for path in here.iterdir()) == ["flows.csv", "new"]
+
+
+@pytest.mark.parametrize("name", ["../secret", "{top}/secret", "sub/../../secret", "link"])
+def test_a_topology_reads_files_below_its_own_folder_alone(name: str, here: Path) -> None:
+    """`netsim validate` printed the first line of any file that the topology named."""
+    (here / "secret").write_text("deadbeef\n")
+    (here / "nets/sub").mkdir(parents=True)
+    (here / "nets/link").symlink_to(here / "secret")
+    named = name.format(top=here)
+    (here / "nets/net.yaml").write_text(f"{LINK}traces: [{{link: [a, b], bandwidth: {named}}}]\n")
+    for command in ("validate", "show"):
+        told = run(command, "nets/net.yaml")
+        assert "is not below the folder of this file: put it there, and name it from there" in told
+        assert "deadbeef" not in told
+
+
+def test_what_it_reads_there_is_not_told(here: Path) -> None:
+    (here / "nets").mkdir()
+    (here / "nets/net.yaml").write_text(f"{LINK}traces: [{{link: [a, b], bandwidth: t.csv}}]\n")
+    for text in ("deadbeef\n", "start_s,bits_per_second\n0,deadbeef\n"):
+        (here / "nets/t.csv").write_text(text)
+        told = run("validate", "nets/net.yaml")
+        assert "nets/net.yaml:3: traces[0].bandwidth: 't.csv' line" in told
+        assert "deadbeef" not in told
+    (here / "nets/t.csv").write_text("start_s,bits_per_second\n0,1e6\n")
+    assert Topology.load("nets/net.yaml").weather.traces[0].values == (1e6,)
+    (here / "text").write_text("deadbeef\n")
+    assert "got text" in run("validate", "text")
