@@ -6,6 +6,7 @@ of `netsim.collective`, what it returns.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -261,9 +262,10 @@ class Drive:
     def _cancelled(self, plan: _Plan) -> None:
         """One is cancelled on its way; another goes on, and a third follows on the same connections."""
         _, cancel = begun = self._begin(plan, "a", "a")
-        self._enter_at(begun, self._instants(plan, 10_000))
+        instants = self._instants(plan, 10_000)
         self._together(self._other(plan), "b", 0.003)
         at = self._draw.choice([2, 8, 30, 100]) / 1000
+        self._enter_at(begun, [instant if instant < at else math.inf for instant in instants])
 
         def program() -> Iterator[Any]:
             yield self._clock.at(at)
@@ -300,7 +302,7 @@ class Drive:
         self, begun: tuple[Callable[[int], None], Callable[[], None]], instants: list[float]
     ) -> None:
         def program() -> Iterator[Any]:
-            for at, member in sorted((at, member) for member, at in enumerate(instants)):
+            for at, member in sorted((at, member) for member, at in enumerate(instants) if at < math.inf):
                 if at > self._clock.now:
                     yield self._clock.at(at)
                 begun[0](member)

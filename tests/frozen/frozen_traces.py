@@ -128,12 +128,7 @@ def _file(protocol: str, weather: str, draw: Random) -> dict[str, Any]:
         events = json.loads(path.read_bytes())["traceEvents"]
     # Arrows' ids and the rows that overlapping messages share are the engine's; counters are compared above.
     shown = [
-        [
-            [each.get(key) for key in ("ph", "pid", "name", "cat")],
-            each.get("args"),
-            each["ts"],
-            each.get("dur"),
-        ]
+        [[each.get(key) for key in ("ph", "pid", "name", "cat")], _plain(each), each["ts"], each.get("dur")]
         for each in events
         if each["ph"] in "Xsf"
     ]
@@ -143,3 +138,9 @@ def _file(protocol: str, weather: str, draw: Random) -> dict[str, Any]:
         "events": [each[:2] for each in shown],
         "microseconds": [each[2:] for each in shown],
     }
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """An event's arguments, whole numbers of bytes as floats like others."""
+    arguments = event.get("args", {})
+    return {key: float(value) if isinstance(value, int) else value for key, value in arguments.items()}
