@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from netsim.fluid.clock import Clock, Order, call_at, on_grid
 from netsim.fluid.recorder import Span
 from netsim.ranks.lanes import group_of
+from netsim.ranks.needs import FROM_ROOT, needs_nobody
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
 
 if TYPE_CHECKING:
@@ -58,14 +59,22 @@ class _InFlight:
 
 
 def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
-    """Communication that takes no time: everyone is through when the last has come."""
+    """Communication that takes no time: everyone is through when those whom it needs have come."""
     arrived: list[int] = []
+    waiting: list[int] = []
 
-    def enter(member: int, call: Call) -> None:
+    def enter(member: int, posted: Call) -> None:
         arrived.append(member)
-        if len(arrived) == len(call.ranks):
-            for each in sorted(arrived):
-                on_done(each)
+        waiting.append(member)
+        if len(arrived) == len(call.ranks) or (call.op in FROM_ROOT and call.root in arrived):
+            through = sorted(waiting)
+        elif needs_nobody(call.op, member == call.root, not call.num_bytes):
+            through = [member]
+        else:
+            return
+        for each in through:
+            waiting.remove(each)
+            on_done(each)
 
     return enter, lambda: None
 

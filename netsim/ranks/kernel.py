@@ -101,6 +101,8 @@ class Kernel:
             from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
             kept here.
         can_run: whether a rank that stands still for `refill` can go on.
+        settle: called while ranks stand still, before the clock goes on; returns when no rank can do anything by
+            itself, so that who stands still is let on at an instant that does not depend on how far ranks have come.
         on_broken: called with a group whose calls have ended undone, since a member's time was up or it has gone.
         recall: blocks until one of those can go on who stand still by themselves; False where there are none.
         on_taken: told of every rank that takes letters, what it asked, and which, before it is answered.
@@ -131,6 +133,7 @@ class Kernel:
         on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
         on_request: Callable[[int, Request], None] = lambda rank, request: None,
         can_run: Callable[[int], bool] = lambda rank: True,
+        settle: Callable[[], None] = lambda: None,
         on_broken: Callable[[Hashable], None] = lambda group: None,
         recall: Callable[[], bool] = lambda: False,
         on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
@@ -142,6 +145,7 @@ class Kernel:
         self.end_seconds = [0.0] * num_ranks
         self.network_seconds = [0.0] * num_ranks
         self._refill, self._can_run, self._recall = refill, can_run, recall
+        self._settle = settle
         self._on_taken = on_taken
         self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
         self._answer = answer
@@ -179,7 +183,8 @@ class Kernel:
                     self.give_up(self._blame())
             else:
                 self.clock.step()
-            if self._held:
+            if self._held and self._failure is None:
+                self._settle()
                 self._let_held_on()
             # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
             if self._failure is not None:

@@ -66,7 +66,7 @@ class _Alone:
     def taken(self, ticket: Outcome) -> None:
         """Nothing to give back."""
 
-    def ready(self, ticket: Outcome) -> bool:
+    def ready(self, ticket: Outcome, member: int) -> bool:
         return True
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:

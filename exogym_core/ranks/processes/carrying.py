@@ -125,7 +125,7 @@ class ProcessRun(Carrier):
                 if isinstance(record, Failed):
                     self.failure.add(record.error)
 
-    def _let_run(self, rank: int) -> bool:
+    def _let_run(self, rank: int | None) -> bool:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
         assert self.children is not None
         # Raised here and not below: what ranks had requested before a failure is served first.
@@ -188,7 +188,7 @@ class ProcessRun(Carrier):
                 slot = exchange.put(
                     record.rank, record.key, record.ranks, record.member, record.signature, tensors
                 )
-                if not slot.done:
+                if not slot.is_over:
                     self._slots[record.key] = slot
             case Deposited():
                 if self.on_deposit is not None:
@@ -196,8 +196,9 @@ class ProcessRun(Carrier):
                 self._send(index, Freed(blocks_in(record.refs)))
             case Blocked():
                 waited_for = self._slots.get(record.key)
-                if waited_for is not None:  # else its values are on their way to the child
-                    error = exchange.block(record.rank, waited_for)
+                # Else its values are on their way to the child.
+                if waited_for is not None and record.member not in waited_for.served:
+                    error = exchange.block(record.rank, waited_for, record.member)
             case Asking():
                 self.simulation.wait_for_clock(record.rank)
             case Ended():
@@ -216,26 +217,29 @@ class ProcessRun(Carrier):
         if error is not None:
             self.failure.add(error)
 
-    def _completed(self, slot: Slot) -> None:
-        """Send every child its members' values, once each."""
-        self._slots.pop(slot.key, None)
-        members: dict[int, list[int]] = {}
-        for member, rank in enumerate(slot.ranks):
-            if slot.signatures[member] is None:  # the call is broken, and this member has not posted
-                continue
-            members.setdefault(self._home[rank], []).append(member)
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        """Send every child the values of its members, once each."""
+        if slot.ends_run and slot.error is not None:
+            self.failure.add(slot.error)
+        homes: dict[int, list[int]] = {}
+        for member in members:
+            homes.setdefault(self._home[slot.ranks[member]], []).append(member)
         outcome = slot.outcome if slot.outcome is not None else Outcome()
         shared = [self._store.put(tensor) for tensor in outcome.shared]
         own = {
-            member: [self._store.put(tensor) for tensor in tensors] for member, tensors in outcome.own.items()
+            member: [self._store.put(tensor) for tensor in outcome.own[member]]
+            for member in members
+            if member in outcome.own
         }
         assert isinstance(slot.error, MismatchError | BrokenCallError | None)
         done = []
-        for index, local in members.items():
+        for index, local in homes.items():
             theirs = {member: own[member] for member in local if member in own} if own else own
-            done.append((index, Done(slot.key, shared, theirs, slot.error, [])))
+            done.append((index, Done(slot.key, tuple(local), shared, theirs, slot.error, [])))
             self._loans.lend(done[-1][1].blocks)
-        self._loans.give_back(self._given.pop(slot.key, []))
+        if slot.is_over:
+            self._slots.pop(slot.key, None)
+            self._loans.give_back(self._given.pop(slot.key, []))
         for index, message in done:
             freed = self._loans.due_to(index)
             self._send(index, message._replace(freed=freed) if freed else message)
