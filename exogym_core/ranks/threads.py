@@ -87,6 +87,7 @@ class _ThreadRun(Carrier):
             self.fail(slot.error)
 
     def _answered(self, rank: int, value: Answer) -> None:
+        self.simulation.exchange.unblock(rank)
         self.answers[rank] = value
         self.turns.ready.append(rank)
 

@@ -101,6 +101,7 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
         arena,
         Sinks(exposure.take, journal=Journal(on_request=sent.take)),
         functools.partial(combine, empty=arena.empty),
+        meets_outside=True,
     )
     for channel in guests.channels:
         channel.send(None)

@@ -221,7 +221,10 @@ class PostingRank(Communicator):
         ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
         if ticket is None and signature.needs_nobody(member):
             self._port.post(key, call.ranks, member, signature, tensors)
-            ticket = Own(own_value(call.op, tensors, member, call.root, len(call.ranks)))
+            value = own_value(call.op, tensors, member, call.root, len(call.ranks))
+            if not waits and self._port.copies:  # the rank may change what it has given before it waits
+                value = tuple(tensor.clone() for tensor in value)
+            ticket = Own(value)
         elif ticket is None:
             ticket = self._port.post(key, call.ranks, member, signature, tensors, waits)
         elif earlier.agreed() != signature.agreed():

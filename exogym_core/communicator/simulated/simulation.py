@@ -166,7 +166,7 @@ class Simulation:
         let_run: lets ranks get on, at least one by one call, or raises what ends the run; False where none can.
             Told whose next request the kernel needs, if it needs one.
         on_served: told of calls, and of their members whose values have become known.
-        on_answer: told (rank, value) when the kernel has answered a question.
+        on_answer: told (rank, value) when the kernel has answered a question; unblocks the rank in the exchange.
         on_row: told of every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, replayed before all else; empty for
             a run from the start.
@@ -237,7 +237,7 @@ class Simulation:
         kernel = Kernel(
             world.num_ranks,
             self._refill,
-            answer=self._answered,
+            answer=self._on_answer,
             start=self._start if network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
@@ -300,10 +300,6 @@ class Simulation:
         """Have ranks run until each waits for something, or is away."""
         while self._let_run(None):
             pass
-
-    def _answered(self, rank: int, value: Answer) -> None:
-        self.exchange.unblock(rank)
-        self._on_answer(rank, value)
 
     def _note_windows(self, plan: Schedule, hosts: tuple[int, ...]) -> None:
         """Look once at each kind of collective whether a window limits it."""

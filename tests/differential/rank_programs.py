@@ -87,7 +87,7 @@ class Program:
         rest = f"{self.network!r}, {self.events!r}, {self.protocol!r}, {self.collectives!r}"
         return "\n".join(
             [
-                "from programs import Action, Program, disagreement",
+                "from rank_programs import Action, Program, disagreement",
                 "ranks = (",
                 *(line.replace("Action(", "\n        Action(") for line in lines),
                 ")",
