@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import exogym_core  # noqa: F401  # before torch, since it sets what makes MKL reproducible
 import torch
 from hypothesis import HealthCheck, settings
 

@@ -264,6 +264,14 @@ class Exchange:
         if slot.waiters:
             slot.waiters = [waiter for waiter in slot.waiters if waiter[1] not in slot.served]
 
+    def open_call(self, key: Key) -> Slot | None:
+        """A call that some members have posted and not all."""
+        return self._slots.get(key)
+
+    def withdraw(self, key: Key) -> None:
+        """The receiver of a message takes its post back; where the sender has posted in host time, its values stay."""
+        self._slots.pop(key, None)
+
     def break_group(self, group: Hashable) -> None:
         """Calls of this group that wait for members have no values to give, nor have those posted from now on."""
         self._broken.add(group)

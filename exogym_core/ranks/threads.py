@@ -140,6 +140,9 @@ class _ThreadPort:
     def ready(self, ticket: Slot, member: int) -> bool:
         return member in ticket.served
 
+    def forget(self, ticket: Slot, member: int) -> None:
+        """Nothing: the exchange has forgotten it."""
+
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self._turns.check()
         if self._run.on_deposit is not None:

@@ -92,6 +92,7 @@ class Calls:
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_span: told of what ranks communicate, as it ends; None: nobody wants to know.
         on_broken: told of a group whose calls have ended undone.
+        on_withdrawn: told of a message of which the only post has been taken back.
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class Calls:
         collectives_in_flight: int,
         on_span: Callable[[Span], None] | None,
         on_broken: Callable[[Hashable], None] = lambda group: None,
+        on_withdrawn: Callable[[Key], None] = lambda key: None,
     ) -> None:
+        self._on_withdrawn = on_withdrawn
         self._clock, self._start_call, self._on_span = clock, start, on_span
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
@@ -180,6 +183,7 @@ class Calls:
         flight.cancel()
         del self._in_flight[key]
         self._is_received(key)
+        self._on_withdrawn(key)
         return True
 
     def _start(self, key: Key, call: Call) -> _InFlight:

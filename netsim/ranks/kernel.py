@@ -106,6 +106,7 @@ class Kernel:
         on_broken: called with a group whose calls have ended undone, since a member's time was up or it has gone.
         recall: blocks until one of those can go on who stand still by themselves; False where there are none.
         on_taken: told of every rank that takes letters, what it asked, and which, before it is answered.
+        on_withdrawn: told of every message that has been taken back, before who did so is answered.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -137,6 +138,7 @@ class Kernel:
         on_broken: Callable[[Hashable], None] = lambda group: None,
         recall: Callable[[], bool] = lambda: False,
         on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
+        on_withdrawn: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -156,7 +158,7 @@ class Kernel:
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
         self._uptime = Uptime(self.clock, downtime, hosts, self._lost, self._diary)
-        self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken)
+        self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken, on_withdrawn)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)

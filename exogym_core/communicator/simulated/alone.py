@@ -69,6 +69,9 @@ class _Alone:
     def ready(self, ticket: Outcome, member: int) -> bool:
         return True
 
+    def forget(self, ticket: Outcome, member: int) -> None:
+        """Nothing is kept."""
+
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Nobody looks on."""
 

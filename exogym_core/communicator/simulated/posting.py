@@ -157,10 +157,16 @@ class PostingRank(Communicator):
         """
 
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
-        """Keep a receive that has been taken back for the next one of its lane: its values may be here already."""
+        """The next receive of the lane has this one's number; and its values, should they be here already."""
         self._state.in_flight.pop((key, 1), None)
-        self._counter[key.group, "recv"] -= 1
-        self._state.withdrawn[key] = (ticket, signature)
+        counter = self._counter
+        counter[key.group, "recv"] -= 1
+        if not counter[key.group, "recv"]:
+            del counter[key.group, "recv"]
+        if self._port.ready(ticket, 1):
+            self._state.withdrawn[key] = (ticket, signature)
+        else:
+            self._port.forget(ticket, 1)
 
     def _collective(
         self,

@@ -255,6 +255,7 @@ class Simulation:
             recall=recall,
             on_broken=self.exchange.break_group,
             on_taken=on_taken,
+            on_withdrawn=self.exchange.withdraw,
         )
         if recorder is not None:
             recorder.unfinished_spans = kernel.unfinished_spans

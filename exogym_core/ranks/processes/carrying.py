@@ -95,7 +95,6 @@ class ProcessRun(Carrier):
         super().__init__(world, replace(sinks, on_row=stepped), combined)
         self._blocks, self._store, self._loans = blocks, store, Loans(store)
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
-        self._slots: dict[Key, Slot] = {}
         self._given: dict[Key, list[Block]] = {}  # what the values of calls that wait for members lie in
         self._unfinished = [set(block) for block in blocks]
         self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
@@ -196,7 +195,7 @@ class ProcessRun(Carrier):
 
     def _is_there(self, rank: int, key: Key) -> bool:
         """Whether the values of a call that the rank has posted are known."""
-        slot = self._slots.get(key)
+        slot = self.simulation.exchange.open_call(key)
         if slot is None:
             return key not in self._undone
         member = slot.ranks.index(rank)
@@ -250,17 +249,15 @@ class ProcessRun(Carrier):
                     self._loans.lend(blocks)
                     self._given.setdefault(record.key, []).extend(blocks)
                 tensors = [store.get(ref) for ref in record.refs]
-                slot = exchange.put(
+                exchange.put(
                     record.rank, record.key, record.ranks, record.member, record.signature, tensors
                 )
-                if not slot.is_over:
-                    self._slots[record.key] = slot
             case Deposited():
                 if self.on_deposit is not None:
                     self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])
                 self._send(index, Freed(blocks_in(record.refs)))
             case Blocked():
-                waited_for = self._slots.get(record.key)
+                waited_for = exchange.open_call(record.key)
                 # Else its values are on their way to the child.
                 if waited_for is not None and record.member not in waited_for.served:
                     error = exchange.block(record.rank, waited_for, record.member)
@@ -303,7 +300,6 @@ class ProcessRun(Carrier):
             done.append((index, Done(slot.key, tuple(local), shared, theirs, slot.error, [])))
             self._loans.lend(done[-1][1].blocks)
         if slot.is_over:
-            self._slots.pop(slot.key, None)
             if slot.error is not None:
                 self._undone.add(slot.key)
             self._loans.give_back(self._given.pop(slot.key, []))

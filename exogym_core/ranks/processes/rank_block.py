@@ -335,6 +335,9 @@ class _PipePort:
     def ready(self, ticket: _Ticket, member: int) -> bool:
         return ticket.given is not None
 
+    def forget(self, ticket: _Ticket, member: int) -> None:
+        self._block.tickets.pop((ticket.key, member), None)
+
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self._turns.check()
         self._block.deposit(self._rank, note, tensors)
