@@ -46,8 +46,8 @@ _HOMES = {
 }
 
 
-# MKL's results depend on where in memory matrices happen to lie, unless this is set before its first call. Processes that
-# are started from here, and those that import this (Ray's and torchrun's), have it too.
+# MKL's results depend on where in memory matrices happen to lie, unless this is set before its first call. Processes
+# that are started from here, and those that import this (Ray's and torchrun's), have it too.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 

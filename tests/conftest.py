@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-import exogym_core  # noqa: F401  # before torch, since it sets what makes MKL reproducible
 import torch
 from hypothesis import HealthCheck, settings
+
+import exogym_core  # noqa: F401  # before MKL's first call: sets what makes it reproducible
 
 # The machine decides how long an example takes, never whether the test passes.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -70,7 +70,9 @@ _RECORDS = st.one_of(
     st.builds(Asking, st.integers(0, 2)),
     st.builds(Freed, _BLOCKS),
     st.builds(Failed, st.integers(0, 2), st.just("told")),
-    st.builds(Done, _KEYS, st.just((0, 1)), _REFS, st.dictionaries(st.integers(0, 2), _REFS, max_size=2), st.none(), _BLOCKS),
+    st.builds(
+        Done, _KEYS, st.just((0, 1)), _REFS, st.dictionaries(st.integers(0, 2), _REFS, max_size=2), st.none(), _BLOCKS
+    ),
     st.builds(
         Answered, st.integers(0, 2), st.one_of(st.floats(0, 9), st.booleans(), st.none(), st.just(CallEnding.LATE))
     ),

@@ -1,9 +1,9 @@
 """Where the ranks' values meet, in host time: calls are matched, judged and combined once.
 
 Knows nothing of virtual time. A rank waits here until those members have posted whose values its own is made of: for
-the root of a broadcast, a member of a gather that is not its root and others like them that is nobody. That all members
-agree is checked when the last has posted. A wait-for graph is looked at whenever a rank blocks or ends, so that what can
-never come is told at once.
+the root of a broadcast, a member of a gather that is not its root and others like them that is nobody. That all
+members agree is checked when the last has posted. A wait-for graph is looked at whenever a rank blocks or ends, so that
+what can never come is told at once.
 """
 
 from __future__ import annotations

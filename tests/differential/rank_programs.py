@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.files.errors import BrokenCallError, InputError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 COLLECTIVES = (
     "all_reduce",
@@ -278,7 +280,9 @@ def outcome(program: Program, workers: Any = "threads", sleeps: int | None = Non
         )
     except NetsimError as error:
         return {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
-    rows = [[(row.virtual_seconds, row.row) for row in run.rows if row.rank == rank] for rank in range(num_ranks)]
+    rows = [
+        [(row.virtual_seconds, row.row) for row in run.rows if row.rank == rank] for rank in range(num_ranks)
+    ]
     return {
         "results": run.results,
         "ends": run.rank_virtual_seconds,
@@ -478,9 +482,7 @@ def _weather(draw: random.Random, num_hosts: int) -> tuple[dict[str, Any], ...]:
     if draw.random() < 0.6:
         return ()
     at, link = f"{draw.randrange(300)} ms", [f"h{draw.randrange(num_hosts)}", "switch"]
-    what: dict[str, Any] = draw.choice(
-        [{"down": True}, {"bandwidth": "3 Mbit/s"}, {"latency": "50 ms"}]
-    )
+    what: dict[str, Any] = draw.choice([{"down": True}, {"bandwidth": "3 Mbit/s"}, {"latency": "50 ms"}])
     event = {"link": link, "at": at, **what, "for": f"{draw.randint(1, 400)} ms"}
     crash = {"host": link[0], "at": at, "crash": True, "for": "200 ms"}
     return (event,) if draw.random() < 0.7 else (crash,)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
 
 GRID = 2.0**30
 _NOISE = 1e-12  # seconds that rounding may amount to
@@ -34,21 +36,25 @@ class Transfer:
 
 
 class Wires:
-    """Links that transfers share: each waits its latency, then drains at its max-min share, in order on a connection."""
+    """Links that transfers share: each waits its latency, then drains at a max-min share, in connection order."""
 
     def __init__(self, topology: Any) -> None:
         self.topology, self.now = topology, 0.0
         self.capacity = [link.bits_per_second / 8 for link in topology.links]
         self.queues: dict[Hashable, deque[Transfer]] = defaultdict(deque)
 
-    def send(self, src: int, dst: int, num_bytes: float, connection: Hashable, then: Callable[[], None]) -> None:
+    def send(
+        self, src: int, dst: int, num_bytes: float, connection: Hashable, then: Callable[[], None]
+    ) -> None:
         ready = self.now + self.topology.route_latency_seconds(src, dst)
         transfer = Transfer(tuple(self.topology.route(src, dst)), num_bytes, ready, then)
         self.queues[connection, src, dst].append(transfer)
 
     def draining(self) -> list[Transfer]:
         heads = [queue[0] for queue in self.queues.values() if queue]
-        return [head for head in heads if head.ready <= self.now + _NOISE and head.num_left > 0 and head.links]
+        return [
+            head for head in heads if head.ready <= self.now + _NOISE and head.num_left > 0 and head.links
+        ]
 
     def share(self) -> None:
         """Fill all links alike until each transfer crosses a full one."""
@@ -91,7 +97,9 @@ class Wires:
         found = []
         for name in list(self.queues):
             queue = self.queues[name]
-            while queue and queue[0].ready <= self.now + _NOISE and not (queue[0].num_left and queue[0].links):
+            while (
+                queue and queue[0].ready <= self.now + _NOISE and not (queue[0].num_left and queue[0].links)
+            ):
                 found.append(queue.popleft())
             if not queue:
                 del self.queues[name]
@@ -123,14 +131,21 @@ class Play:
             first = len(self.steps)
             for index in range(phase.num_steps):
                 step = phase.step(index)
-                self.steps.append(list(zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)))
+                self.steps.append(
+                    list(zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True))
+                )
                 self.gates.append(max(first, first + index - phase.window + 1))
 
     def enter(self, member: int, call: Any) -> None:
         if call.parts is not None:
             self.rows[member] = call.parts[0]
         self.members[member].has_come = True
-        if self.call.op == "sendrecv" and member == 1 and self.members[0].left.get(0) == 1 and self.members[1].early[0]:
+        if (
+            self.call.op == "sendrecv"
+            and member == 1
+            and self.members[0].left.get(0) == 1
+            and self.members[1].early[0]
+        ):
             self.part(0, 0)
         self.walk(member)
 
@@ -147,7 +162,9 @@ class Play:
         step = member.num_posted
         member.num_posted += 1
         messages = self.steps[step]
-        member.left[step] = sum((src == number) + (dst == number) for src, dst, _ in messages) - member.early[step]
+        member.left[step] = (
+            sum((src == number) + (dst == number) for src, dst, _ in messages) - member.early[step]
+        )
         hosts = [self.world.hosts[rank] for rank in self.call.ranks]
         for src, dst, num_bytes in messages:
             if src == number:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from rank_programs import Actor, Program, drawn
 from reference import Reference
@@ -9,8 +11,10 @@ from reference import Reference
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.ranks.journal import Journal
-from netsim.ranks.requests import Request
 from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from netsim.ranks.requests import Request
 
 
 def compare(program: Program) -> None:
@@ -41,7 +45,9 @@ def compare(program: Program) -> None:
         slack = 1e-9 * (1 + len(streams[rank]))
         assert reference.marks[rank] == pytest.approx(marks[rank], abs=slack), program.code()
         assert run.rank_virtual_seconds is not None
-        assert reference.ends[rank] == pytest.approx(run.rank_virtual_seconds[rank], abs=slack), program.code()
+        assert reference.ends[rank] == pytest.approx(run.rank_virtual_seconds[rank], abs=slack), (
+            program.code()
+        )
 
 
 @pytest.mark.parametrize("first", [0, 40])

@@ -72,7 +72,7 @@ def train_with_ours(comm: Communicator) -> dict[str, torch.Tensor]:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_powersgd_equals_torchs_hook(tmp_path: Path) -> None:
-    """In fp64: in fp32 rounding, which differs from processor to processor, grows to 4e-5 where singular values are close."""
+    """In fp64: in fp32 rounding, which differs between processors, grows to 4e-5 where singular values are close."""
     theirs = results_of(__file__, WORLD_SIZE, tmp_path)
     torch.set_default_dtype(torch.float64)
     try:

@@ -102,7 +102,9 @@ class ProcessRun(Carrier):
         self._meets_outside = meets_outside
         self._gives_times = False  # a rank has given a call a time
         self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
-        self._num_early: Counter[int] = Counter()  # by rank, questions that were answered before the clock had
+        self._num_early: Counter[int] = (
+            Counter()
+        )  # by rank, questions that were answered before the clock had
         self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
         self.children: Homes | None = None
 
@@ -205,8 +207,8 @@ class ProcessRun(Carrier):
     def _answer_early(self, rank: int) -> None:
         """A call's values are there: the rank need not wait until the clock, too, has got to its end.
 
-        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call turn
-        out to have ended undone, the run ends.
+        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call
+        turn out to have ended undone, the run ends.
         """
         self._num_early[rank] += 1
         del self._awaited[rank]
@@ -214,7 +216,7 @@ class ProcessRun(Carrier):
         self._send(self._home[rank], Answered(rank, CallEnding.DONE))
 
     def _seconds_before_alarm(self) -> float:
-        """How long to wait (host time) for ranks that are away, as others' time will be up next; 0 where it will not."""
+        """How long to wait (host time) for ranks that are away as others' time will be up next; 0 where it will not."""
         kernel = self.simulation.kernel
         alarm = kernel.seconds_to_alarm
         is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
@@ -249,9 +251,7 @@ class ProcessRun(Carrier):
                     self._loans.lend(blocks)
                     self._given.setdefault(record.key, []).extend(blocks)
                 tensors = [store.get(ref) for ref in record.refs]
-                exchange.put(
-                    record.rank, record.key, record.ranks, record.member, record.signature, tensors
-                )
+                exchange.put(record.rank, record.key, record.ranks, record.member, record.signature, tensors)
             case Deposited():
                 if self.on_deposit is not None:
                     self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])
@@ -311,11 +311,11 @@ class ProcessRun(Carrier):
         if self._num_early[rank]:
             self._num_early[rank] -= 1
             if value != CallEnding.DONE:
+                at = f"{self.simulation.kernel.clock.now:.10g} s"
                 self.failure.add(
                     BrokenCallError(
-                        f"rank {rank}: a call has ended undone at {self.simulation.kernel.clock.now:.10g} s, and the rank "
-                        "had gone on with its values, since others met outside of torch.distributed meanwhile: give it "
-                        "a longer time-out"
+                        f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
+                        "others met outside of torch.distributed meanwhile: give the call a longer time-out"
                     )
                 )
             return

@@ -94,7 +94,9 @@ class RankBlock:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
         self.book, self.num_ranks = book, num_ranks
         self.tickets: dict[tuple[Key, int], _Ticket] = {}
-        self._coming: dict[Key, int] = {}  # ranks here that have a call before them which others here have posted
+        self._coming: dict[
+            Key, int
+        ] = {}  # ranks here that have a call before them which others here have posted
         self.answers: dict[int, Answer] = {}
         self._outgoing: list[NamedTuple] = []
         self._requests: dict[int, list[Request]] = {}
@@ -243,6 +245,11 @@ class RankBlock:
         """Whether a rank here has not yet posted a call that another one here has."""
         return key in self._coming
 
+    def forget(self, ticket: _Ticket) -> None:
+        """What was posted has been taken back."""
+        del self.tickets[ticket.key, ticket.member]
+        self._coming.pop(ticket.key, None)
+
     def tell(self, record: NamedTuple) -> None:
         """Have the simulation hear of this at the next flush."""
         self._outgoing.append(record)
@@ -336,7 +343,7 @@ class _PipePort:
         return ticket.given is not None
 
     def forget(self, ticket: _Ticket, member: int) -> None:
-        self._block.tickets.pop((ticket.key, member), None)
+        self._block.forget(ticket)
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self._turns.check()
