@@ -167,7 +167,7 @@ def _agree(signature: Signature | None, other: Signature) -> bool:
     return signature is not None and signature[:_NUM_AGREED] == other[:_NUM_AGREED]
 
 
-class _Wait(NamedTuple):
+class _ValueWait(NamedTuple):
     """What a rank waits for: its value as a member of a call."""
 
     slot: Slot
@@ -199,7 +199,7 @@ class Exchange:
         self._slots: dict[Key, Slot] = {}
         self._on_served, self._combined = on_served, combined
         self._running = set(range(num_ranks))
-        self._blocked: dict[int, _Wait | str] = {}
+        self._blocked: dict[int, _ValueWait | str] = {}
         self._exited: set[int] = set()
         self._shelf: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
@@ -328,7 +328,7 @@ class Exchange:
 
     def block(self, rank: int, slot: Slot, member: int) -> DeadlockError | None:
         """`rank` waits for its value as a member of a call; returns the deadlock this completes, if any."""
-        reason = self._blocked[rank] = _Wait(slot, member)
+        reason = self._blocked[rank] = _ValueWait(slot, member)
         self._running.discard(rank)
         slot.waiters.append((rank, member))
         # Nothing new can be hopeless while every rank it waits for is running.
