@@ -96,9 +96,16 @@ class CheckedArguments:
         for each in given:
             if not isinstance(each, Tensor):
                 raise self._wrong(call, f"takes a tensor, got {type(each).__name__}")
-            if call in _IN_PLACE and each.layout == torch.strided and 0 in each.stride() and _is_expanded(each):
+            if (
+                call in _IN_PLACE
+                and each.layout == torch.strided
+                and 0 in each.stride()
+                and _is_expanded(each)
+            ):
                 shape = list(each.shape)
-                raise self._wrong(call, f"writes into its tensor, and {shape} is expanded: call .contiguous() on it")
+                raise self._wrong(
+                    call, f"writes into its tensor, and {shape} is expanded: call .contiguous() on it"
+                )
 
     def _wrong(self, call: str, problem: str, kind: type[InputError] = InputError) -> InputError:
         """The error for arguments of `call`, with this rank and the place of the user's code that gave them."""
