@@ -25,6 +25,7 @@ test-all: test $(VENV)/.soak
 	$(BIN)/python tests/soak/fault_scenarios.py --scenarios $$((2000 / $(SOAK)))
 	$(BIN)/python tests/soak/kills.py --kills $$((100 / $(SOAK)))
 	$(BIN)/python tests/soak/broken_pairs.py --schedules $$((50 / $(SOAK)))
+	$(BIN)/python tests/differential/soak.py --programs $$((5000 / $(SOAK)))
 
 # Looks at pages in Chromium; where there is none it says how to have one, and passes.
 test-browser: $(VENV)/.browser

@@ -9,6 +9,7 @@ model = LocalTrainer(model, train_dataset, val_dataset).fit(strategy=DiLoCoStrat
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ _HOMES = {
     "load_runs": "results.tidy",
     "now": "torch_backend.session",
 }
+
+
+# MKL's results depend on where in memory matrices happen to lie, unless this is set before its first call. Processes
+# that are started from here, and those that import this (Ray's and torchrun's), have it too.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,8 @@ import os
 import torch
 from hypothesis import HealthCheck, settings
 
+import exogym_core  # noqa: F401  # before MKL's first call: sets what makes it reproducible
+
 # The machine decides how long an example takes, never whether the test passes.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=30, derandomize=True, **_COMMON)

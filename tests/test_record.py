@@ -107,6 +107,7 @@ def test_rights_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
     assert (folder.path / "log.txt").read_text() == "a\\x1b[31mline\n"
     assert "/" not in (folder.path / "environment.json").read_text()
+    assert '"MKL_CBWR": "AUTO,STRICT"' in (folder.path / "environment.json").read_text()
 
 
 def test_tied_weights_are_written(tmp_path: Path) -> None:

@@ -66,11 +66,13 @@ _REQUESTS = st.one_of(
 _RECORDS = st.one_of(
     st.builds(Values, st.integers(0, 2), _KEYS, st.just((0, 1, 2)), st.integers(0, 2), _SIGNATURES, _REFS),
     st.builds(Requests, st.integers(0, 2), st.lists(_REQUESTS, max_size=4)),
-    st.builds(Blocked, st.integers(0, 2), _KEYS),
+    st.builds(Blocked, st.integers(0, 2), _KEYS, st.integers(0, 2)),
     st.builds(Asking, st.integers(0, 2)),
     st.builds(Freed, _BLOCKS),
     st.builds(Failed, st.integers(0, 2), st.just("told")),
-    st.builds(Done, _KEYS, _REFS, st.dictionaries(st.integers(0, 2), _REFS, max_size=2), st.none(), _BLOCKS),
+    st.builds(
+        Done, _KEYS, st.just((0, 1)), _REFS, st.dictionaries(st.integers(0, 2), _REFS, max_size=2), st.none(), _BLOCKS
+    ),
     st.builds(
         Answered, st.integers(0, 2), st.one_of(st.floats(0, 9), st.booleans(), st.none(), st.just(CallEnding.LATE))
     ),
@@ -94,11 +96,11 @@ def test_what_is_read_is_what_was_written(said: list[Any], most: int) -> None:
 def test_what_has_no_short_form_travels_too() -> None:
     """Objects, errors, keys with other numbers, and what follows one of them."""
     writer, reader = ShorthandWriter(), ShorthandReader()
-    blocked = Blocked(1, Key(0, 3))
-    odd = Blocked(1, Key(0, frozenset({3})))
+    blocked = Blocked(1, Key(0, 3), 1)
+    odd = Blocked(1, Key(0, frozenset({3})), 1)
     for each in (blocked, odd, [blocked, odd], blocked, {"a": 1}, (0, 7)):
         assert reader.read(writer.write(each)) == each
-    error = reader.read(writer.write(Done(Key(0, 1), [], {}, BrokenCallError("gone"), [])))
+    error = reader.read(writer.write(Done(Key(0, 1), (1,), [], {}, BrokenCallError("gone"), [])))
     assert str(error.error) == "gone"
     with pytest.raises(InputError):
         writer.write([blocked, (i for i in range(3))])
@@ -115,7 +117,7 @@ def test_a_call_said_again_is_short() -> None:
         key = Key(0, number)
         ref = TensorRef(b"123456789012", 12, (3,), torch.float32)
         posted = Requests(5, [Post(key, 5, call), Wait(key)])
-        return [Values(5, key, call.ranks, 5, signature, [ref]), Blocked(5, key), posted]
+        return [Values(5, key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
 
     writer.write(step(0))
     assert len(writer.write(step(1))) < 130

@@ -49,6 +49,10 @@ _REDUCIBLE_DTYPES = frozenset(
 )
 
 
+# Those that write into what they are given.
+_IN_PLACE = ("all_reduce", "broadcast", "reduce", "scatter", "recv", "average_present")
+
+
 def reduce_op_name(op: object) -> str:
     """One of `sum avg min max product` from a string, or a `torch.distributed.ReduceOp`, also as an object.
 
@@ -88,10 +92,20 @@ class CheckedArguments:
         return rank
 
     def _check_tensors(self, call: str, given: Sequence[object]) -> None:
-        """Refuse what is no tensor."""
+        """Refuse what is no tensor, and one that cannot be written where the call does so."""
         for each in given:
             if not isinstance(each, Tensor):
                 raise self._wrong(call, f"takes a tensor, got {type(each).__name__}")
+            if (
+                call in _IN_PLACE
+                and each.layout == torch.strided
+                and 0 in each.stride()
+                and _is_expanded(each)
+            ):
+                shape = list(each.shape)
+                raise self._wrong(
+                    call, f"writes into its tensor, and {shape} is expanded: call .contiguous() on it"
+                )
 
     def _wrong(self, call: str, problem: str, kind: type[InputError] = InputError) -> InputError:
         """The error for arguments of `call`, with this rank and the place of the user's code that gave them."""
@@ -140,3 +154,8 @@ class CheckedArguments:
             f"rank {self.rank}, checkpoint: over real sockets what lies in mailboxes cannot be kept; leave checkpoints "
             "out, or use transport 'netsim'"
         )
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its elements are one in memory."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,7 +1,9 @@
 """Where the ranks' values meet, in host time: calls are matched, judged and combined once.
 
-Knows nothing of virtual time. A rank waits here only until the last member has posted; a wait-for graph is
-looked at whenever a rank blocks or ends, so that what can never come is told at once.
+Knows nothing of virtual time. A rank waits here until those members have posted whose values its own is made of: for
+the root of a broadcast, a member of a gather that is not its root and others like them that is nobody. That all
+members agree is checked when the last has posted. A wait-for graph is looked at whenever a rank blocks or ends, so that
+what can never come is told at once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from exogym_core.communicator.values import Combine, Outcome, combine
 from netsim.files.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
 from netsim.ranks.lanes import group_of
+from netsim.ranks.needs import FROM_ROOT, needs_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -98,6 +101,10 @@ class Signature(NamedTuple):
         """The part that members must share."""
         return self[:_NUM_AGREED]
 
+    def needs_nobody(self, member: int) -> bool:
+        """Whether this member of the call has its value at once; disagreement then ends the run."""
+        return needs_nobody(self.name, member == self.root, all(0 in shape for shape in self.shapes))
+
     def __str__(self) -> str:
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
         what = [f"{self.dtype}{shapes}"] if self.dtype else []
@@ -112,7 +119,15 @@ _NUM_AGREED = Signature._fields.index("where")
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One call, until its last member has posted."""
+    """One call, until its last member has posted.
+
+    Attributes:
+        outcome: the values of those who are `served`.
+        error: what those who are `served` get instead.
+        ends_run: the error is not for members, some of which had gone on before all had posted.
+        served: members that can take their values; those who need nobody are never among them.
+        waiters: rank and member of those who wait.
+    """
 
     key: Key
     ranks: tuple[int, ...]
@@ -121,12 +136,46 @@ class Slot:
     missing: set[int]
     outcome: Outcome | None = None
     error: NetsimError | None = None
-    waiters: list[int] = field(default_factory=list)
+    ends_run: bool = False
+    is_over: bool = False
+    served: set[int] = field(default_factory=set)
+    waiters: list[tuple[int, int]] = field(default_factory=list)
+
+    def awaited(self, member: int) -> set[int]:
+        """The ranks that this member waits for."""
+        signature = self.signatures[member]
+        assert signature is not None
+        if signature.name in FROM_ROOT and self.signatures[signature.root] is None:
+            return {self.ranks[signature.root]}
+        return self.missing
+
+    def servable(self, posted: int) -> list[int]:
+        """Members that can have their values now that this one has posted, before all have: its root's."""
+        signature = self.signatures[posted]
+        assert signature is not None
+        if signature.name not in FROM_ROOT:
+            return []
+        root = self.signatures[signature.root]
+        if root is None:
+            return []
+        members = range(len(self.ranks)) if posted == signature.root else (posted,)
+        posts = [(member, self.signatures[member]) for member in members]
+        return [member for member, post in posts if _agree(post, root) and not root.needs_nobody(member)]
+
+
+def _agree(signature: Signature | None, other: Signature) -> bool:
+    return signature is not None and signature[:_NUM_AGREED] == other[:_NUM_AGREED]
+
+
+class _ValueWait(NamedTuple):
+    """What a rank waits for: its value as a member of a call."""
+
+    slot: Slot
+    member: int
 
     @property
-    def done(self) -> bool:
-        """Whether members can take their values (or the error)."""
-        return self.outcome is not None or self.error is not None
+    def awaited(self) -> set[int]:
+        return self.slot.awaited(self.member)
 
 
 CLOCK = "the clock"
@@ -137,17 +186,20 @@ class Exchange:
 
     Args:
         num_ranks: all ranks of the run.
-        on_complete: called with a slot whose outcome or error has just become known.
+        on_served: called with a slot and the members whose values or error have just become known.
         combined: what collectives compute; see `exogym_core.communicator.values:combine`.
     """
 
     def __init__(
-        self, num_ranks: int, on_complete: Callable[[Slot], None], combined: Combine = combine
+        self,
+        num_ranks: int,
+        on_served: Callable[[Slot, Sequence[int]], None],
+        combined: Combine = combine,
     ) -> None:
         self._slots: dict[Key, Slot] = {}
-        self._on_complete, self._combined = on_complete, combined
+        self._on_served, self._combined = on_served, combined
         self._running = set(range(num_ranks))
-        self._blocked: dict[int, Slot | str] = {}
+        self._blocked: dict[int, _ValueWait | str] = {}
         self._exited: set[int] = set()
         self._shelf: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
@@ -161,7 +213,7 @@ class Exchange:
         signature: Signature,
         tensors: Sequence[Tensor],
     ) -> Slot:
-        """Post one member's part; the last one's post combines the values."""
+        """Post one member's part; those have their values whom that has all they need, with the last one's all."""
         slot = self._slots.get(key)
         if slot is None:
             size = len(ranks)
@@ -176,25 +228,49 @@ class Exchange:
         if not slot.missing and None not in slot.signatures:
             del self._slots[key]
             self._complete(slot)
+        elif members := slot.servable(member):
+            slot.outcome = slot.outcome or self._outcome(signature, slot)
+            self._serve(slot, members)
         return slot
 
     def _complete(self, slot: Slot) -> None:
         first = slot.signatures[0]
         assert first is not None
-        agreed = first[:_NUM_AGREED]
-        for signature in slot.signatures:
-            if signature is not None and signature[:_NUM_AGREED] != agreed:
-                slot.error = _mismatch(slot)
-                break
+        if all(_agree(signature, first) for signature in slot.signatures):
+            slot.outcome = slot.outcome or self._outcome(first, slot)
         else:
-            slot.outcome = self._outcome(first, slot)
+            slot.error = _mismatch(slot)
+            slot.ends_run = any(
+                signature is not None and signature.needs_nobody(member)
+                for member, signature in enumerate(slot.signatures)
+            )
         self._finish(slot)
 
     def _finish(self, slot: Slot) -> None:
-        slot.inputs = []
-        for rank in slot.waiters:
-            self.unblock(rank)
-        self._on_complete(slot)
+        slot.inputs, slot.is_over = [], True
+        posted = [
+            member
+            for member, signature in enumerate(slot.signatures)
+            if signature is not None and member not in slot.served and not signature.needs_nobody(member)
+        ]
+        self._serve(slot, posted)
+
+    def _serve(self, slot: Slot, members: Sequence[int]) -> None:
+        slot.served.update(members)
+        for rank, member in slot.waiters:
+            if member in slot.served:
+                self.unblock(rank)
+        self._on_served(slot, members)
+        if slot.waiters:
+            slot.waiters = [waiter for waiter in slot.waiters if waiter[1] not in slot.served]
+
+    def open_call(self, key: Key) -> Slot | None:
+        """A call that some members have posted and not all."""
+        return self._slots.get(key)
+
+    def withdraw(self, key: Key) -> None:
+        """The receiver of a message takes its post back; where the sender has posted in host time, its values stay."""
+        self._slots.pop(key, None)
 
     def break_group(self, group: Hashable) -> None:
         """Calls of this group that wait for members have no values to give, nor have those posted from now on."""
@@ -250,15 +326,18 @@ class Exchange:
 
     # --- who waits for whom --------------------------------------------------------------------------------
 
-    def block(self, rank: int, reason: Slot | str) -> DeadlockError | None:
-        """`rank` waits for a slot's value or for the clock; returns the deadlock this completes, if any."""
-        self._blocked[rank] = reason
+    def block(self, rank: int, slot: Slot, member: int) -> DeadlockError | None:
+        """`rank` waits for its value as a member of a call; returns the deadlock this completes, if any."""
+        reason = self._blocked[rank] = _ValueWait(slot, member)
         self._running.discard(rank)
-        if isinstance(reason, str):
-            return None
-        reason.waiters.append(rank)
+        slot.waiters.append((rank, member))
         # Nothing new can be hopeless while every rank it waits for is running.
-        return None if reason.missing <= self._running else self.deadlock()
+        return None if reason.awaited <= self._running else self.deadlock()
+
+    def block_for_clock(self, rank: int) -> None:
+        """`rank` waits for the clock's answer."""
+        self._blocked[rank] = CLOCK
+        self._running.discard(rank)
 
     def unblock(self, rank: int) -> None:
         """`rank` has what it waited for."""
@@ -300,7 +379,7 @@ class Exchange:
         while grew:
             grew = False
             for rank, reason in self._blocked.items():
-                hope = clock_runs if isinstance(reason, str) else reason.missing <= hopeful
+                hope = clock_runs if isinstance(reason, str) else reason.awaited <= hopeful
                 if rank not in hopeful and hope:
                     hopeful.add(rank)
                     clock_runs = clock_runs or rank == kernel_needs
@@ -321,10 +400,7 @@ class Exchange:
         reason = self._blocked[rank]
         if isinstance(reason, str):
             return f"{reason}, which waits for rank {kernel_needs}"
-        mine = reason.signatures[reason.ranks.index(rank)]
-        if mine is not None and mine.side == "send":  # the sender is member 0, the receiver member 1
-            mine = reason.signatures[0]
-        return f"{_ranks(reason.missing, self._exited)} in {mine}"
+        return f"{_ranks(reason.awaited, self._exited)} in {reason.slot.signatures[reason.member]}"
 
     def _unmatched(self) -> DeadlockError | None:
         """Everybody has ended: what was posted and never matched."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Combine", "Empty", "Outcome", "accumulator_dtype", "combine", "reduce_tensors"]
+__all__ = ["Combine", "Empty", "Outcome", "accumulator_dtype", "combine", "own_value", "reduce_tensors"]
 
 
 @dataclass(frozen=True)
@@ -124,3 +124,17 @@ def combine(
         case "barrier":
             return Outcome()
     raise AssertionError(f"no collective is called {name}")
+
+
+def own_value(name: str, tensors: Sequence[Any], member: int, root: int, size: int) -> tuple[Any, ...]:
+    """What a member gets that needs nobody (`netsim.ranks.needs`), from its own inputs."""
+    match name:
+        case "scatter" | "reduce_scatter":
+            return tuple(tensors[member : member + 1])
+        case "all_gather":
+            return tuple(tensors) * size
+        case "gather":
+            return tuple(tensors) * size if member == root else ()
+        case "reduce":
+            return tuple(tensors) if member == root else ()
+    return tuple(tensors)

@@ -67,7 +67,7 @@ class Carrier(ABC):
         self.simulation = Simulation(
             world,
             self._let_run,
-            self._completed,
+            self._served,
             self._answered,
             sinks.on_row,
             journal.past,
@@ -104,8 +104,8 @@ class Carrier(ABC):
             silence.warn()
 
     @abstractmethod
-    def _let_run(self, rank: int) -> bool:
-        """Let ranks get on, since the kernel needs `rank`'s next request; False where none can.
+    def _let_run(self, rank: int | None) -> bool:
+        """Let ranks get on, since the kernel needs `rank`'s next request, if it needs one; False where none can.
 
         Raises what ends the run.
         """
@@ -115,8 +115,8 @@ class Carrier(ABC):
         return False
 
     @abstractmethod
-    def _completed(self, slot: Slot) -> None:
-        """Those who wait for the values of `slot` can go on."""
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        """These members of `slot` have their values, or its error; those who wait for that can go on."""
 
     @abstractmethod
     def _answered(self, rank: int, value: Answer) -> None:

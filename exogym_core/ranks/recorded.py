@@ -305,7 +305,7 @@ def record(
     return Recording(num_ranks, streams, any(asked))
 
 
-def _nobody_is_left(rank: int) -> bool:
+def _nobody_is_left(rank: int | None) -> bool:
     raise InputError(f"rank {rank}: its recorded requests end without its own end")
 
 

@@ -73,7 +73,7 @@ class _ThreadRun(Carrier):
 
     # --- what the simulation asks for, in the host's turn --------------------------------------------------
 
-    def _let_run(self, rank: int) -> bool:
+    def _let_run(self, rank: int | None) -> bool:
         # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self.turns.ready:
@@ -81,10 +81,13 @@ class _ThreadRun(Carrier):
         self.turns.let_ranks_run()
         return True
 
-    def _completed(self, slot: Slot) -> None:
-        self.turns.ready.extend(slot.waiters)
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        self.turns.ready.extend(rank for rank, member in slot.waiters if member in slot.served)
+        if slot.ends_run:
+            self.fail(slot.error)
 
     def _answered(self, rank: int, value: Answer) -> None:
+        self.simulation.exchange.unblock(rank)
         self.answers[rank] = value
         self.turns.ready.append(rank)
 
@@ -120,9 +123,9 @@ class _ThreadPort:
 
     def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
         self._turns.check()
-        if not ticket.done:
+        if member not in ticket.served:
             self._turns.require_rank_thread(self._rank)
-            self._run.fail(self._exchange.block(self._rank, ticket))
+            self._run.fail(self._exchange.block(self._rank, ticket, member))
             self._turns.give_way(self._rank)
         if ticket.error is not None:
             raise type(ticket.error)(
@@ -134,8 +137,11 @@ class _ThreadPort:
     def taken(self, ticket: Slot) -> None:
         """Nothing to give back: values were handed over by reference."""
 
-    def ready(self, ticket: Slot) -> bool:
-        return ticket.done
+    def ready(self, ticket: Slot, member: int) -> bool:
+        return member in ticket.served
+
+    def forget(self, ticket: Slot, member: int) -> None:
+        """Nothing: the exchange has forgotten it."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self._turns.check()

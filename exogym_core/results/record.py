@@ -193,7 +193,7 @@ class RunFolder:
         return path
 
     def write_environment(self, code_folder: Path | None = None) -> None:
-        """Versions and platform; neither environment variables nor names of people or machines.
+        """Versions, platform and what decides the last bits; no names of people or machines.
 
         Args:
             code_folder: where the modules lie that the experiment names, if it names any.
@@ -205,6 +205,7 @@ class RunFolder:
             "system": platform.system(),
             "machine": platform.machine(),
             "cores": os.cpu_count(),
+            "MKL_CBWR": os.environ.get("MKL_CBWR"),
         }
         if code_folder is not None:
             facts["code"] = relative_to(self.path, code_folder)

@@ -64,7 +64,8 @@ class LaunchedRun(ProcessRun):
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
         blocks = blocks_of(world.num_ranks, world.num_ranks)
-        super().__init__(world, blocks, arena, sinks, partial(combine, empty=arena.empty))
+        combined = partial(combine, empty=arena.empty)
+        super().__init__(world, blocks, arena, sinks, combined, meets_outside=True)
         self._sites.book = self.simulation.schedules
         self.simulation.kernel.until_seconds = until_seconds
 
@@ -133,7 +134,7 @@ class LaunchedRun(ProcessRun):
         self._unfinished[index].discard(record.rank)
         self._live = [each for each, ranks in enumerate(self._unfinished) if ranks]
 
-    def _let_run(self, rank: int) -> bool:
+    def _let_run(self, rank: int | None) -> bool:
         failed = self._failed
         nobody_else = not self._inboxes and self.simulation.exchange.running <= failed.keys()
         if failed and (rank in failed or nobody_else):

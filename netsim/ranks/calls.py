@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.network.recorder import Span
 from netsim.ranks.lanes import group_of
+from netsim.ranks.needs import FROM_ROOT, needs_nobody
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
 
 if TYPE_CHECKING:
@@ -58,14 +59,22 @@ class _InFlight:
 
 
 def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
-    """Communication that takes no time: everyone is through when the last has come."""
+    """Communication that takes no time: everyone is through when those whom it needs have come."""
     arrived: list[int] = []
+    waiting: list[int] = []
 
-    def enter(member: int, call: Call) -> None:
+    def enter(member: int, posted: Call) -> None:
         arrived.append(member)
-        if len(arrived) == len(call.ranks):
-            for each in sorted(arrived):
-                on_done(each)
+        waiting.append(member)
+        if len(arrived) == len(call.ranks) or (call.op in FROM_ROOT and call.root in arrived):
+            through = sorted(waiting)
+        elif needs_nobody(call.op, member == call.root, not call.num_bytes):
+            through = [member]
+        else:
+            return
+        for each in through:
+            waiting.remove(each)
+            on_done(each)
 
     return enter, lambda: None
 
@@ -83,6 +92,7 @@ class Calls:
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
         on_span: told of what ranks communicate, as it ends; None: nobody wants to know.
         on_broken: told of a group whose calls have ended undone.
+        on_withdrawn: told of a message of which the only post has been taken back.
     """
 
     def __init__(
@@ -92,7 +102,9 @@ class Calls:
         collectives_in_flight: int,
         on_span: Callable[[Span], None] | None,
         on_broken: Callable[[Hashable], None] = lambda group: None,
+        on_withdrawn: Callable[[Key], None] = lambda key: None,
     ) -> None:
+        self._on_withdrawn = on_withdrawn
         self._clock, self._start_call, self._on_span = clock, start, on_span
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
@@ -171,6 +183,7 @@ class Calls:
         flight.cancel()
         del self._in_flight[key]
         self._is_received(key)
+        self._on_withdrawn(key)
         return True
 
     def _start(self, key: Key, call: Call) -> _InFlight:

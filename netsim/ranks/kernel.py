@@ -105,9 +105,12 @@ class Kernel:
             from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
             kept here.
         can_run: whether a rank that stands still for `refill` can go on.
+        settle: called while ranks stand still, before the clock goes on; returns when no rank can do anything by
+            itself, so that who stands still is let on at an instant that does not depend on how far ranks have come.
         on_broken: called with a group whose calls have ended undone, since a member's time was up or it has gone.
         recall: blocks until one of those can go on who stand still by themselves; False where there are none.
         on_taken: told of every rank that takes letters, what it asked, and which, before it is answered.
+        on_withdrawn: told of every message that has been taken back, before who did so is answered.
 
     Attributes:
         streams: one queue of requests a rank; whoever carries the ranks appends to them.
@@ -136,9 +139,11 @@ class Kernel:
         on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
         on_request: Callable[[int, Request], None] = lambda rank, request: None,
         can_run: Callable[[int], bool] = lambda rank: True,
+        settle: Callable[[], None] = lambda: None,
         on_broken: Callable[[Hashable], None] = lambda group: None,
         recall: Callable[[], bool] = lambda: False,
         on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
+        on_withdrawn: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -149,6 +154,7 @@ class Kernel:
         self.until_seconds = math.inf
         self._waiting_since: dict[int, float] = {}  # ranks that wait at this instant
         self._refill, self._can_run, self._recall = refill, can_run, recall
+        self._settle = settle
         self._on_taken = on_taken
         self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
         self._answer = answer
@@ -159,7 +165,7 @@ class Kernel:
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
         self._uptime = Uptime(self.clock, downtime, hosts, self._lost, self._diary)
-        self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken)
+        self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken, on_withdrawn)
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
@@ -188,7 +194,8 @@ class Kernel:
                 return
             else:
                 self.clock.step()
-            if self._held:
+            if self._held and self._failure is None:
+                self._settle()
                 self._let_held_on()
             # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
             if self._failure is not None:

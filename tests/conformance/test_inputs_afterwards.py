@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator import Communicator, run_ranks
+from netsim.files.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,3 +45,16 @@ def test_changing_ones_tensor_after_a_call_changes_nobodys_result(call: str, tra
 
     for untouched, changed in run_ranks(body, 4, transport=transport).results:  # type: ignore[arg-type]
         assert untouched == changed
+
+
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "reduce", "scatter"])
+def test_a_call_that_writes_refuses_an_expanded_tensor(call: str, transport: str) -> None:
+    """It was torch's RuntimeError about memory, inside of a RankError."""
+
+    def body(comm: Communicator) -> None:
+        x = torch.zeros(1).expand(3)
+        comm.scatter(x, [x] * 2) if call == "scatter" else getattr(comm, call)(x)
+
+    with pytest.raises(InputError, match=rf"rank \d, {call}: writes into its tensor, and \[3\] is expanded"):
+        run_ranks(body, 2, transport=transport)

@@ -66,8 +66,11 @@ class _Alone:
     def taken(self, ticket: Outcome) -> None:
         """Nothing to give back."""
 
-    def ready(self, ticket: Outcome) -> bool:
+    def ready(self, ticket: Outcome, member: int) -> bool:
         return True
+
+    def forget(self, ticket: Outcome, member: int) -> None:
+        """Nothing is kept."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Nobody looks on."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature
     from netsim.ranks.requests import Answer, Call, Key, Question, Request
 
-__all__ = ["InFlight", "Port", "RankState", "ScheduleBook"]
+__all__ = ["InFlight", "Own", "Port", "RankState", "ScheduleBook"]
 
 
 class ScheduleBook(Protocol):
@@ -29,6 +29,12 @@ class ScheduleBook(Protocol):
     @property
     def carrier_of_codes(self) -> str:
         """What all-reduces encoded values, see `Communicator.carrier_of_codes`."""
+
+
+class Own(NamedTuple):
+    """In the place of a ticket: the values of a member that needs nobody's but its own."""
+
+    tensors: tuple[Tensor, ...]
 
 
 class Port(Protocol):
@@ -50,7 +56,10 @@ class Port(Protocol):
         tensors: Sequence[Tensor],
         waits: bool = False,
     ) -> Any:
-        """Give this member's values to the exchange; returns the ticket for `take`, which comes next if it `waits`."""
+        """Give this member's values to the exchange; returns the ticket for `take`, which comes next if it `waits`.
+
+        A member that needs nobody (`Signature.needs_nobody`) does not `take`.
+        """
 
     def take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
         """Block until the values are there; raises what the exchange found wrong."""
@@ -58,8 +67,11 @@ class Port(Protocol):
     def taken(self, ticket: Any) -> None:
         """The values of `take` have been copied and may go."""
 
-    def ready(self, ticket: Any) -> bool:
+    def ready(self, ticket: Any, member: int) -> bool:
         """Whether `take` would return at once, in host time."""
+
+    def forget(self, ticket: Any, member: int) -> None:
+        """Nobody will take what this ticket is for: the post has been taken back."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Hand tensors over to the observer, without waiting for it."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.exchange import Signature
 from exogym_core.communicator.handle import Handle, Traffic
-from exogym_core.communicator.simulated.port import InFlight, RankState
+from exogym_core.communicator.simulated.port import InFlight, Own, RankState
+from exogym_core.communicator.values import own_value
 from netsim.files.errors import BrokenCallError, InputError
 from netsim.ranks.requests import Advance, Ask, Await, Call, CallEnding, Key, Post, Wait, Withdraw
 
@@ -80,9 +81,8 @@ class SimulatedHandle(Handle[T]):
     def deliver(self) -> T:
         """The result, as soon as it is there in host time; the clock is waited for by `wait` alone."""
         if not self._result:
-            port = self._comm._port
-            self._result.append(self._deliver(port.take(self._ticket, self._member)))
-            port.taken(self._ticket)
+            self._result.append(self._deliver(self._comm._take(self._ticket, self._member)))
+            self._comm._taken(self._ticket)
             self._comm._state.in_flight.pop(self._open, None)
         return self._result[0]
 
@@ -90,8 +90,8 @@ class SimulatedHandle(Handle[T]):
         if self._result:
             return True
         if self._on_clock:
-            return bool(self._comm._ask(Ask(self._key))) and self._comm._port.ready(self._ticket)
-        return self._comm._port.ready(self._ticket)
+            return bool(self._comm._ask(Ask(self._key))) and self._comm._is_ready(self._ticket, self._member)
+        return self._comm._is_ready(self._ticket, self._member)
 
     def cancel(self) -> bool:
         if self._signature.name != "sendrecv":
@@ -157,10 +157,16 @@ class PostingRank(Communicator):
         """
 
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
-        """Keep a receive that has been taken back for the next one of its lane: its values may be here already."""
+        """The next receive of the lane has this one's number; and its values, should they be here already."""
         self._state.in_flight.pop((key, 1), None)
-        self._counter[key.group, "recv"] -= 1
-        self._state.withdrawn[key] = (ticket, signature)
+        counter = self._counter
+        counter[key.group, "recv"] -= 1
+        if not counter[key.group, "recv"]:
+            del counter[key.group, "recv"]
+        if self._port.ready(ticket, 1):
+            self._state.withdrawn[key] = (ticket, signature)
+        else:
+            self._port.forget(ticket, 1)
 
     def _collective(
         self,
@@ -194,8 +200,9 @@ class PostingRank(Communicator):
         lane = self._lane()
         key = Key(lane, self._next_number(lane))
         # What is only moved is handed over as it is, and others may take it long after this rank has gone on
-        # and changed it. What is reduced is read when the last member posts, while the others wait.
-        keeps = (async_op or not reduce_op) and not self._port.copies
+        # and changed it. What is reduced is read when the last member posts, while those wait who get the result.
+        goes_on = async_op or not reduce_op or (name == "reduce" and self.rank != root)
+        keeps = goes_on and not self._port.copies
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
         waits = waits or not async_op
         handle = self._post(key, call, self.rank, signature, inputs, deliver, waits)
@@ -218,7 +225,13 @@ class PostingRank(Communicator):
     ) -> Handle[T]:
         on_clock = not self._state.off_clock
         ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
-        if ticket is None:
+        if ticket is None and signature.needs_nobody(member):
+            self._port.post(key, call.ranks, member, signature, tensors)
+            value = own_value(call.op, tensors, member, call.root, len(call.ranks))
+            if not waits and self._port.copies:  # the rank may change what it has given before it waits
+                value = tuple(tensor.clone() for tensor in value)
+            ticket = Own(value)
+        elif ticket is None:
             ticket = self._port.post(key, call.ranks, member, signature, tensors, waits)
         elif earlier.agreed() != signature.agreed():
             raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
@@ -232,15 +245,25 @@ class PostingRank(Communicator):
                 self._let_go()
         return handle
 
+    def _take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
+        return ticket.tensors if isinstance(ticket, Own) else self._port.take(ticket, member)
+
+    def _taken(self, ticket: Any) -> None:
+        if not isinstance(ticket, Own):
+            self._port.taken(ticket)
+
+    def _is_ready(self, ticket: Any, member: int) -> bool:
+        return isinstance(ticket, Own) or self._port.ready(ticket, member)
+
     def _let_go(self) -> None:
         """Forget calls that are over and that nobody can wait for any more."""
         state = self._state
         for (key, member), flight in list(state.in_flight.items()):
-            if flight.handle() is None and self._port.ready(flight.ticket):
+            if flight.handle() is None and self._is_ready(flight.ticket, member):
                 del state.in_flight[key, member]
                 with suppress(BrokenCallError):
-                    self._port.take(flight.ticket, member)
-                    self._port.taken(flight.ticket)
+                    self._take(flight.ticket, member)
+                    self._taken(flight.ticket)
                 state.unwaited = flight.signature
         state.look_at = max(8, 2 * len(state.in_flight))
 

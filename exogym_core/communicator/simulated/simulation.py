@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exogym_core.communicator.base import CODE_CARRIERS
-from exogym_core.communicator.exchange import CLOCK, Exchange, Slot
+from exogym_core.communicator.exchange import Exchange, Slot
 from exogym_core.communicator.simulated.link_history import LinkHistory
 from exogym_core.communicator.values import Combine, combine
 from netsim.collectives import (
@@ -164,9 +164,9 @@ class Simulation:
     Args:
         world: where it takes place.
         let_run: lets ranks get on, at least one by one call, or raises what ends the run; False where none can.
-            Told whose next request the kernel needs.
-        on_complete: told of every call whose value is known.
-        on_answer: told (rank, value) when the kernel has answered a question.
+            Told whose next request the kernel needs, if it needs one.
+        on_served: told of calls, and of their members whose values have become known.
+        on_answer: told (rank, value) when the kernel has answered a question; unblocks the rank in the exchange.
         on_row: told of every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, replayed before all else; empty for
             a run from the start.
@@ -187,8 +187,8 @@ class Simulation:
     def __init__(
         self,
         world: World,
-        let_run: Callable[[int], bool],
-        on_complete: Callable[[Slot], None],
+        let_run: Callable[[int | None], bool],
+        on_served: Callable[[Slot, Sequence[int]], None],
         on_answer: Callable[[int, Answer], None],
         on_row: Callable[[StampedRow], None],
         past: Sequence[Sequence[Request]] = (),
@@ -212,7 +212,7 @@ class Simulation:
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
         self._windows_noted: set[tuple[Schedule, tuple[int, ...]]] = set()
-        self.exchange = Exchange(world.num_ranks, on_complete, combined)
+        self.exchange = Exchange(world.num_ranks, on_served, combined)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         if recorder is not None and self.network is not None:
@@ -237,7 +237,7 @@ class Simulation:
         kernel = Kernel(
             world.num_ranks,
             self._refill,
-            answer=self._answered,
+            answer=self._on_answer,
             start=self._start if network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
@@ -251,9 +251,11 @@ class Simulation:
             on_older=self.exchange.forget,
             on_request=on_request,
             can_run=lambda rank: rank in self.exchange.running and rank not in self.away,
+            settle=self._settle,
             recall=recall,
             on_broken=self.exchange.break_group,
             on_taken=on_taken,
+            on_withdrawn=self.exchange.withdraw,
         )
         if recorder is not None:
             recorder.unfinished_spans = kernel.unfinished_spans
@@ -270,7 +272,7 @@ class Simulation:
 
     def wait_for_clock(self, rank: int) -> None:
         """`rank`, which has a question in its stream, is blocked until `on_answer`."""
-        self.exchange.block(rank, CLOCK)
+        self.exchange.block_for_clock(rank)
 
     def _row(self, row: StampedRow) -> None:
         # One rank's rows are occasions enough: a look takes longer than a step, where collectives are known by heart.
@@ -295,9 +297,10 @@ class Simulation:
                     raise self.exchange.deadlock(kernel_needs=rank) or hopeless
                 return
 
-    def _answered(self, rank: int, value: Answer) -> None:
-        self.exchange.unblock(rank)
-        self._on_answer(rank, value)
+    def _settle(self) -> None:
+        """Have ranks run until each waits for something, or is away."""
+        while self._let_run(None):
+            pass
 
     def _note_windows(self, plan: Schedule, hosts: tuple[int, ...]) -> None:
         """Look once at each kind of collective whether a window limits it."""
@@ -330,6 +333,8 @@ class Simulation:
             return lambda member, posted: enter(member, _own_row(posted)), cancel
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
+        if not plan.phases:
+            return (lambda member, _: on_done(member)), _nothing
         if self._has_windows and not is_crowd(plan):
             self._note_windows(plan, hosts)
         started = self._begin(self.network, plan, hosts, group=group, on_done=on_done)
@@ -339,6 +344,10 @@ class Simulation:
 def reckons_crowd(num_ranks: int) -> bool:
     """Whether so many ranks that all send to each other at once are reckoned, where a simulation is abridged."""
     return are_many(num_ranks * (num_ranks - 1))
+
+
+def _nothing() -> None:
+    """There is nothing to cancel."""
 
 
 def _never(links: Collection[int]) -> bool:

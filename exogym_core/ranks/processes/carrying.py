@@ -7,7 +7,8 @@ import itertools
 import math
 import pickle
 import time
-from collections import deque
+import warnings
+from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,10 +36,11 @@ from exogym_core.ranks.processes.records import (
 )
 from exogym_core.ranks.watch import Silence
 from netsim.files.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
-from netsim.ranks.requests import gives_time
+from netsim.ranks.requests import Await, CallEnding, gives_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
@@ -54,8 +56,9 @@ __all__ = ["ProcessRun", "blocks_of", "run_in_processes"]
 
 # What unwinding ranks may take before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
-# How long ranks may stand idle (host time) before the clock goes on without them, and before others' time is up.
-_SECONDS_IDLE, _MOST_SECONDS_IDLE = 1.0, 30.0
+# Ranks that may meet outside of our calls: how long nothing may come (host time) before they are told early that their
+# calls are done; how long they may stand idle before the clock goes on without them; and before others' time is up.
+_SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
 
 
 class ProcessRun(Carrier):
@@ -67,6 +70,7 @@ class ProcessRun(Carrier):
         store: where values lie.
         sinks: who is told of it.
         combined: what collectives compute.
+        meets_outside: ranks may wait for each other outside of our calls, as programs of others do (files, stores).
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class ProcessRun(Carrier):
         store: Store,
         sinks: Sinks,
         combined: Combine = combine,
+        *,
+        meets_outside: bool = False,
     ) -> None:
         self._steps: dict[int, int] = {}  # the last of each rank that was marked
 
@@ -87,12 +93,17 @@ class ProcessRun(Carrier):
         super().__init__(world, replace(sinks, on_row=stepped), combined)
         self._blocks, self._store, self._loans = blocks, store, Loans(store)
         self._home = {rank: index for index, block in enumerate(blocks) for rank in block}
-        self._slots: dict[Key, Slot] = {}
         self._given: dict[Key, list[Block]] = {}  # what the values of calls that wait for members lie in
         self._unfinished = [set(block) for block in blocks]
         self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
+        self._meets_outside = meets_outside
         self._gives_times = False  # a rank has given a call a time
+        self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
+        self._num_early: Counter[int] = (
+            Counter()
+        )  # by rank, questions that were answered before the clock had
+        self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
         self.children: Homes | None = None
 
     def run(self, children: Homes) -> None:
@@ -123,7 +134,7 @@ class ProcessRun(Carrier):
                 if isinstance(record, Failed):
                     self.failure.add(record.error)
 
-    def _let_run(self, rank: int) -> bool:
+    def _let_run(self, rank: int | None) -> bool:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
         assert self.children is not None
         # Raised here and not below: what ranks had requested before a failure is served first.
@@ -131,28 +142,83 @@ class ProcessRun(Carrier):
         if not self._inboxes:
             if not self.simulation.exchange.running:
                 return False
-            live = self._live
-            patience = self._patience_seconds()
-            if patience < math.inf and rank not in self.simulation.away:
-                ready = ready_or_idle(self.children, live, self._can_go_on, patience)
-                if not ready:
-                    self.simulation.away |= self.simulation.exchange.running
-                    return False
-            else:
-                ready = ready_in_time(self.children, live, self._can_go_on, self._names)
-            for index in ready:
+            for index in self._ready(rank):
                 try:
                     self._inboxes += ((index, each) for each in self.children.channels[index].recv_all())
                 except ChannelClosed:
                     raise self._died(index) from None
+        if not self._inboxes:
+            return False
         index, batch = self._inboxes.popleft()
         self.simulation.away -= self._unfinished[index]
         for record in batch:
             self._take_in(index, record)
         return True
 
+    def _ready(self, rank: int | None) -> list[int]:
+        """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
+        assert self.children is not None
+        away, running = self.simulation.away, self.simulation.exchange.running
+        if rank is None and running <= away:
+            return self.children.ready(self._live, self._seconds_before_alarm())
+        while self._meets_outside and rank not in away:
+            early = [each for each, key in self._awaited.items() if self._is_there(each, key)]
+            patience = self._patience_seconds()
+            if early:
+                ready = self.children.ready(self._live, _SECONDS_TO_EARLY)
+            elif patience < math.inf:
+                ready = ready_or_idle(self.children, self._live, self._can_go_on, patience)
+            else:
+                break
+            if ready or not early:
+                if not ready:
+                    self._goes_on_without(running - away)
+                return ready
+            for each in early:
+                self._answer_early(each)
+        return ready_in_time(self.children, self._live, self._can_go_on, self._names)
+
+    def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
+        if not self.simulation.away:
+            warnings.warn(
+                f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
+                "clock: it goes on without that rank, so times of this run may depend on the machine",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.simulation.away |= ranks
+
     def _recall(self) -> bool:
         return bool(self.simulation.away) and self._let_run(min(self.simulation.away))
+
+    # --- ranks that meet outside of our calls ----------------------------------------------------------------
+
+    def _is_there(self, rank: int, key: Key) -> bool:
+        """Whether the values of a call that the rank has posted are known."""
+        slot = self.simulation.exchange.open_call(key)
+        if slot is None:
+            return key not in self._undone
+        member = slot.ranks.index(rank)
+        signature = slot.signatures[member]
+        return member in slot.served or (signature is not None and signature.needs_nobody(member))
+
+    def _answer_early(self, rank: int) -> None:
+        """A call's values are there: the rank need not wait until the clock, too, has got to its end.
+
+        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call
+        turn out to have ended undone, the run ends.
+        """
+        self._num_early[rank] += 1
+        del self._awaited[rank]
+        self.simulation.exchange.unblock(rank)
+        self._send(self._home[rank], Answered(rank, CallEnding.DONE))
+
+    def _seconds_before_alarm(self) -> float:
+        """How long to wait (host time) for ranks that are away as others' time will be up next; 0 where it will not."""
+        kernel = self.simulation.kernel
+        alarm = kernel.seconds_to_alarm
+        is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
+        return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
 
     def _patience_seconds(self) -> float:
         """How long ranks may stand idle (host time) before the clock goes on.
@@ -160,12 +226,9 @@ class ProcessRun(Carrier):
         As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
         would be next.
         """
-        kernel = self.simulation.kernel
         if not (self._gives_times and self.simulation.exchange.is_clock_awaited):
             return math.inf
-        alarm = kernel.seconds_to_alarm
-        is_next = kernel.clock.peek() >= kernel.clock.now + alarm
-        return min(alarm, _MOST_SECONDS_IDLE) if is_next and alarm < math.inf else _SECONDS_IDLE
+        return self._seconds_before_alarm() or _SECONDS_IDLE
 
     def _can_go_on(self, index: int) -> bool:
         return not self.simulation.exchange.running.isdisjoint(self._unfinished[index])
@@ -177,25 +240,25 @@ class ProcessRun(Carrier):
             case Requests():
                 self._gives_times = self._gives_times or any(map(gives_time, record.requests))
                 self.simulation.kernel.streams[record.rank].extend(record.requests)
+                last = record.requests[-1]
+                if isinstance(last, Await):
+                    self._awaited[record.rank] = last.key
             case Values():
                 blocks = blocks_in(record.refs)
                 if blocks:
                     self._loans.lend(blocks)
                     self._given.setdefault(record.key, []).extend(blocks)
                 tensors = [store.get(ref) for ref in record.refs]
-                slot = exchange.put(
-                    record.rank, record.key, record.ranks, record.member, record.signature, tensors
-                )
-                if not slot.done:
-                    self._slots[record.key] = slot
+                exchange.put(record.rank, record.key, record.ranks, record.member, record.signature, tensors)
             case Deposited():
                 if self.on_deposit is not None:
                     self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])
                 self._send(index, Freed(blocks_in(record.refs)))
             case Blocked():
-                waited_for = self._slots.get(record.key)
-                if waited_for is not None:  # else its values are on their way to the child
-                    error = exchange.block(record.rank, waited_for)
+                waited_for = exchange.open_call(record.key)
+                # Else its values are on their way to the child.
+                if waited_for is not None and record.member not in waited_for.served:
+                    error = exchange.block(record.rank, waited_for, record.member)
             case Asking():
                 self.simulation.wait_for_clock(record.rank)
             case Ended():
@@ -214,31 +277,48 @@ class ProcessRun(Carrier):
         if error is not None:
             self.failure.add(error)
 
-    def _completed(self, slot: Slot) -> None:
-        """Send every child its members' values, once each."""
-        self._slots.pop(slot.key, None)
-        members: dict[int, list[int]] = {}
-        for member, rank in enumerate(slot.ranks):
-            if slot.signatures[member] is None:  # the call is broken, and this member has not posted
-                continue
-            members.setdefault(self._home[rank], []).append(member)
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        """Send every child the values of its members, once each."""
+        if slot.ends_run and slot.error is not None:
+            self.failure.add(slot.error)
+        homes: dict[int, list[int]] = {}
+        for member in members:
+            homes.setdefault(self._home[slot.ranks[member]], []).append(member)
         outcome = slot.outcome if slot.outcome is not None else Outcome()
         shared = [self._store.put(tensor) for tensor in outcome.shared]
         own = {
-            member: [self._store.put(tensor) for tensor in tensors] for member, tensors in outcome.own.items()
+            member: [self._store.put(tensor) for tensor in outcome.own[member]]
+            for member in members
+            if member in outcome.own
         }
         assert isinstance(slot.error, MismatchError | BrokenCallError | None)
         done = []
-        for index, local in members.items():
+        for index, local in homes.items():
             theirs = {member: own[member] for member in local if member in own} if own else own
-            done.append((index, Done(slot.key, shared, theirs, slot.error, [])))
+            done.append((index, Done(slot.key, tuple(local), shared, theirs, slot.error, [])))
             self._loans.lend(done[-1][1].blocks)
-        self._loans.give_back(self._given.pop(slot.key, []))
+        if slot.is_over:
+            if slot.error is not None:
+                self._undone.add(slot.key)
+            self._loans.give_back(self._given.pop(slot.key, []))
         for index, message in done:
             freed = self._loans.due_to(index)
             self._send(index, message._replace(freed=freed) if freed else message)
 
     def _answered(self, rank: int, value: Answer) -> None:
+        if self._num_early[rank]:
+            self._num_early[rank] -= 1
+            if value != CallEnding.DONE:
+                at = f"{self.simulation.kernel.clock.now:.10g} s"
+                self.failure.add(
+                    BrokenCallError(
+                        f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
+                        "others met outside of torch.distributed meanwhile: give the call a longer time-out"
+                    )
+                )
+            return
+        self._awaited.pop(rank, None)
+        self.simulation.exchange.unblock(rank)
         self._send(self._home[rank], Answered(rank, value))
 
     def _send(self, index: int, message: NamedTuple) -> None:
@@ -306,7 +386,7 @@ def run_in_processes(
                 channel.send_fds([arena.fd])
                 channel.reads_ahead = True
             combined = partial(combine, empty=arena.empty)
-            run = ProcessRun(world, blocks, arena, sinks, combined)
+            run = ProcessRun(world, blocks, arena, sinks, combined, meets_outside=alone)
             run.run(children)
             run.failure.raise_if_any()
     except OSError as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import torch
+from torch import Tensor
 
 from netsim.files.errors import InputError
 
@@ -27,7 +30,9 @@ def dumps_for_child(obj: Any) -> bytes:
         InputError: it cannot be pickled; the first line names the part of it that cannot, and the remedy.
     """
     try:
-        return bytes(cloudpickle.dumps(obj, protocol=5))
+        file = io.BytesIO()
+        _Pickler(file, protocol=5).dump(obj)
+        return file.getvalue()
     except _FAILURES as error:
         path, part = _culprit(obj, getattr(obj, "__qualname__", type(obj).__qualname__))
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -35,6 +40,33 @@ def dumps_for_child(obj: Any) -> bytes:
             f"{path} ({type(part).__qualname__}) cannot be sent to another process ({reason}): "
             f"create it inside the function that ranks run, or use workers.kind=threads"
         ) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes tensors of torch's newer dtypes as bytes: its own pickles of them cannot be read."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor and obj.dtype in _WITHOUT_STORAGE and obj.layout == torch.strided:
+            line = obj.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            return _viewed, (line, obj.dtype, tuple(obj.shape))
+        return super().reducer_override(obj)
+
+
+_NEWER = (
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+_WITHOUT_STORAGE = frozenset(getattr(torch, name) for name in _NEWER if hasattr(torch, name))
+
+
+def _viewed(line: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return line.view(dtype).view(shape)
 
 
 def _culprit(obj: Any, path: str, depth: int = 0) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
@@ -53,15 +53,21 @@ Body = Callable[[SimulatedCommunicator], Any]
 
 
 @dataclass(eq=False)
+class _Given:
+    """Values that have come for some members here, of whom so many have not taken theirs."""
+
+    done: Done
+    num_left: int
+
+
+@dataclass(eq=False)
 class _Ticket:
-    """A call posted by ranks of this block, until they have taken its values."""
+    """What a rank has posted as a member of a call, until it has taken its values."""
 
     key: Key
-    num_local: int
-    num_posted: int = 0
-    done: Done | None = None
-    waiters: list[int] = field(default_factory=list)
-    num_taken: int = 0
+    member: int
+    given: _Given | None = None
+    waiter: int | None = None
 
 
 class RankBlock:
@@ -87,7 +93,10 @@ class RankBlock:
     ) -> None:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
         self.book, self.num_ranks = book, num_ranks
-        self.tickets: dict[Key, _Ticket] = {}
+        self.tickets: dict[tuple[Key, int], _Ticket] = {}
+        self._coming: dict[
+            Key, int
+        ] = {}  # ranks here that have a call before them which others here have posted
         self.answers: dict[int, Answer] = {}
         self._outgoing: list[NamedTuple] = []
         self._requests: dict[int, list[Request]] = {}
@@ -189,11 +198,14 @@ class RankBlock:
     def _take_in(self, message: object) -> bool:
         match message:
             case Done():
-                ticket = self.tickets.pop(message.key)
-                ticket.done = message
                 if message.freed:
                     self.arena.free(message.freed)
-                self.turns.ready.extend(ticket.waiters)
+                given = _Given(message, len(message.members))
+                for member in message.members:
+                    ticket = self.tickets.pop((message.key, member))
+                    ticket.given = given
+                    if ticket.waiter is not None:
+                        self.turns.ready.append(ticket.waiter)
             case Answered():
                 self.answers[message.rank] = message.value
                 self.turns.ready.append(message.rank)
@@ -216,15 +228,27 @@ class RankBlock:
 
     def give(self, record: Values, waits: bool) -> _Ticket:
         """Send one member's values at once: others may be waiting for them; or with what follows, if that is a wait."""
-        ticket = self.tickets.get(record.key)
-        if ticket is None:
-            num_local = sum(rank in self.ranks for rank in record.ranks)
-            ticket = self.tickets[record.key] = _Ticket(record.key, num_local)
-        ticket.num_posted += 1
+        ticket = _Ticket(record.key, record.member)
+        if not record.signature.needs_nobody(record.member):
+            self.tickets[record.key, record.member] = ticket
+        coming = self._coming.pop(record.key, None)
+        if coming is None:
+            coming = sum([rank in self.ranks for rank in record.ranks])
+        if coming > 1:
+            self._coming[record.key] = coming - 1
         self.tell(record)
         if not waits:
             self.flush()
         return ticket
+
+    def is_coming(self, key: Key) -> bool:
+        """Whether a rank here has not yet posted a call that another one here has."""
+        return key in self._coming
+
+    def forget(self, ticket: _Ticket) -> None:
+        """What was posted has been taken back."""
+        del self.tickets[ticket.key, ticket.member]
+        self._coming.pop(ticket.key, None)
 
     def tell(self, record: NamedTuple) -> None:
         """Have the simulation hear of this at the next flush."""
@@ -246,11 +270,11 @@ class RankBlock:
             self.flush()
         self.turns.give_way(rank)
 
-    def free(self, ticket: _Ticket) -> None:
-        """One local member has taken its values; after the last their memory is the parent's again."""
-        ticket.num_taken += 1
-        if ticket.num_taken == ticket.num_local and ticket.done is not None:
-            blocks = ticket.done.blocks
+    def free(self, given: _Given) -> None:
+        """One member has taken its values; after the last their memory is the parent's again."""
+        given.num_left -= 1
+        if not given.num_left:
+            blocks = given.done.blocks
             if blocks:
                 self.tell(Freed(blocks))
 
@@ -298,23 +322,28 @@ class _PipePort:
 
     def take(self, ticket: _Ticket, member: int) -> tuple[Tensor, ...]:
         self._turns.check()
-        if ticket.done is None:
+        if ticket.given is None:
             self._turns.require_rank_thread(self._rank)
-            ticket.waiters.append(self._rank)
-            # Nobody anywhere goes on before the others here have posted.
-            holds = ticket.num_posted < ticket.num_local
-            self._block.block(self._rank, Blocked(self._rank, ticket.key), holds)
-        assert ticket.done is not None
-        if ticket.done.error is not None:
-            raise ticket.done.error
-        refs = ticket.done.own.get(member, ticket.done.shared)
+            ticket.waiter = self._rank
+            # Hardly anybody goes on before the others here have posted.
+            holds = self._block.is_coming(ticket.key)
+            self._block.block(self._rank, Blocked(self._rank, ticket.key, member), holds)
+        assert ticket.given is not None
+        done = ticket.given.done
+        if done.error is not None:
+            raise done.error
+        refs = done.own.get(member, done.shared)
         return tuple(self._block.arena.get(ref) for ref in refs)
 
     def taken(self, ticket: _Ticket) -> None:
-        self._block.free(ticket)
+        assert ticket.given is not None
+        self._block.free(ticket.given)
 
-    def ready(self, ticket: _Ticket) -> bool:
-        return ticket.done is not None
+    def ready(self, ticket: _Ticket, member: int) -> bool:
+        return ticket.given is not None
+
+    def forget(self, ticket: _Ticket, member: int) -> None:
+        self._block.forget(ticket)
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         self._turns.check()

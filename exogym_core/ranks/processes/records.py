@@ -51,10 +51,11 @@ class Values(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """`rank` waits for the values of a call."""
+    """`rank` waits for its values as a member of a call."""
 
     rank: int
     key: Key
+    member: int
 
 
 class Asking(NamedTuple):
@@ -96,12 +97,13 @@ class Freed(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The values of a call for the members that live in one process; `own` where they differ.
+    """The values of a call for some `members` that live in one process; `own` where they differ.
 
     `freed` are parts of the arena that this process may use again.
     """
 
     key: Key
+    members: tuple[int, ...]
     shared: list[TensorRef]
     own: dict[int, list[TensorRef]]
     error: MismatchError | BrokenCallError | None

@@ -35,7 +35,13 @@ class ShorthandWriter:
         self._short: dict[type, Callable[[Any], tuple[Any, ...]]] = {
             Values: self._values,
             Requests: self._requests,
-            Blocked: lambda record: ("B", record.rank, self._phrase(record.key.group), record.key.number),
+            Blocked: lambda record: (
+                "B",
+                record.rank,
+                self._phrase(record.key.group),
+                record.key.number,
+                record.member,
+            ),
             Asking: lambda record: ("A", record.rank),
             Freed: lambda record: ("F", [tuple(block) for block in record.blocks]),
             Done: self._done,
@@ -75,7 +81,7 @@ class ShorthandWriter:
             if requests and type(requests[0]) is Advance:
                 seconds, requests = float(requests[0].seconds), requests[1:]
             rank, key, ranks, member, signature, refs = values
-            same = [(rank, key), [(key, member), (key,)]]
+            same = [(rank, key, member), [(key, member), (key,)]]
             if [batch[-2], [request[:2] for request in requests]] == same and type(requests[0]) is Post:
                 heads = tuple([ref[1:] for ref in refs])
                 call = (rank, key.group, ranks, member, signature, heads, *requests[0][2:])
@@ -117,7 +123,8 @@ class ShorthandWriter:
             return "p", _pickled(record)
         own = [(member, self._refs(refs)) for member, refs in record.own.items()]
         freed = [tuple(block) for block in record.freed]
-        return "D", self._phrase(record.key.group), record.key.number, self._refs(record.shared), own, freed
+        whose = self._phrase((record.key.group, record.members))
+        return "D", whose, record.key.number, self._refs(record.shared), own, freed
 
     def _answered(self, record: Answered) -> tuple[Any, ...]:
         value = record.value
@@ -161,7 +168,7 @@ class ShorthandReader:
         if seconds is not None:
             requests.insert(0, Advance(seconds))
         values = Values(rank, key, ranks, member, signature, refs)
-        return values, Blocked(rank, key), Requests(rank, requests)
+        return values, Blocked(rank, key, member), Requests(rank, requests)
 
     def _record(self, said: tuple[Any, ...]) -> Any:
         match said:
@@ -171,16 +178,17 @@ class ShorthandReader:
                 return Values(rank, Key(group, nth), ranks, member, signature, refs)
             case ("R", rank, requests):
                 return Requests(rank, [self._request(each) for each in requests])
-            case ("B", rank, group, nth):
-                return Blocked(rank, Key(self._phrases[group], nth))
+            case ("B", rank, group, nth, member):
+                return Blocked(rank, Key(self._phrases[group], nth), member)
             case ("A", rank):
                 return Asking(rank)
             case ("F", blocks):
                 return Freed([Block(*block) for block in blocks])
-            case ("D", group, nth, shared, own, freed):
+            case ("D", whose, nth, shared, own, freed):
+                group, members = self._phrases[whose]
                 refs_of = {member: self._refs(refs) for member, refs in own}
                 blocks = [Block(*block) for block in freed]
-                return Done(Key(self._phrases[group], nth), self._refs(shared), refs_of, None, blocks)
+                return Done(Key(group, nth), members, self._refs(shared), refs_of, None, blocks)
             case ("V", rank, value):
                 return Answered(rank, CallEnding(value) if isinstance(value, str) else value)
         return pickle.loads(said[1])  # nosec B301

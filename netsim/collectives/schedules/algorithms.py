@@ -20,6 +20,9 @@ __all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "Problem", "algorithm_names", "d
 
 Parts = Sequence[int] | Sequence[Sequence[int]]
 
+# Without elements there is nothing to send, and nobody to wait for; but that there is nothing is news in these.
+_NEVER_EMPTY = ("all_to_all", "barrier", "sendrecv")
+
 ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
 
 
@@ -130,6 +133,7 @@ def schedule(
     `parts` gives uneven shares instead of equal ones: bytes of each rank, or from i to j as n rows of n for
     all_to_all; `num_bytes` is then their sum and need not be given. `algorithm` is a name of the table, None
     for the operation's default. `regions` names each member's region; without them all members are in one.
+    A collective of no bytes has no messages, but for all_to_all, whose members learn of each part that it is empty.
 
     Raises UnknownNameError for an operation or algorithm that does not exist, InputError for a wrong number
     or size.
@@ -164,7 +168,7 @@ def _made(
     else:
         layout = boundaries(num_bytes, num_ranks**2 if op == "all_to_all" else num_ranks, element_bytes)
     problem = Problem(op, num_ranks, num_bytes, element_bytes, root, layout, regions)
-    phases = ALGORITHMS[op][algorithm](problem)
+    phases = ALGORITHMS[op][algorithm](problem) if num_bytes or op in _NEVER_EMPTY else ()
     return Schedule(op, algorithm, num_ranks, num_bytes, phases, layout, root, element_bytes)
 
 

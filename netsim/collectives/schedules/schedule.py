@@ -226,7 +226,7 @@ class Schedule:
         if self.op not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"):
             return False
         complete = not any(phase.skip_empty for phase in self.phases) or bool(np.diff(self.layout).all())
-        return complete and self.num_ranks > 1
+        return complete and self.num_ranks > 1 and bool(self.phases)
 
 
 def boundaries(num_bytes: int, num_parts: int, element_bytes: int = 1) -> Bytes:

@@ -1,0 +1,78 @@
+"""Programs of others whose ranks meet outside of our calls, by files, while their calls have time-outs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from exogym_core.torch_backend.program import LaunchedProgram, run_program
+from exogym_core.torch_backend.session import ComputeClock
+from netsim.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import datetime, os, sys
+import torch, torch.distributed as dist
+from exogym_core import advance
+
+dist.init_process_group("netsim", timeout=datetime.timedelta(seconds=100))
+folder, rank, size = sys.argv[1], dist.get_rank(), dist.get_world_size()
+
+
+def meet(name):
+    if not folder:
+        return
+    open(f"{folder}/{name}.{rank}", "w").close()
+    while not all(os.path.exists(f"{folder}/{name}.{other}") for other in range(size)):
+        os.sched_yield()
+
+
+CALLS
+"""
+
+# Rank 2 makes no call, and the clock needs its next request to get to the end of the others'.
+MESSAGES = """
+for turn in range(3):
+    if rank == 0:
+        dist.send(torch.ones(1000), 1)
+    if rank == 1:
+        advance(0.5)
+        dist.recv(torch.zeros(1000), 0)
+    meet(turn)
+"""
+
+# Rank 0 is through before the others have come, in virtual time and in ours.
+COLLECTIVES = """
+if rank == 0:
+    dist.broadcast(torch.ones(1000), 0)
+meet("after the root's")
+if rank > 0:
+    advance(0.1 * rank)
+    dist.broadcast(torch.zeros(1000), 0)
+meet("after all")
+into = [torch.zeros(10) for _ in range(size)] if rank == 1 else None
+dist.gather(torch.ones(10), into, dst=1)
+meet("at the end")
+dist.barrier()
+"""
+
+
+def seconds(calls: str, tmp_path: Path, folder: str) -> float:
+    """How long a program takes, in virtual time."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("CALLS", calls))
+    program = LaunchedProgram(str(script), (folder,))
+    report = run_program(program, 3, Topology.load("wan-4-regions"), compute=ComputeClock("marks"))
+    return report.virtual_seconds
+
+
+def test_ranks_that_meet_by_files_between_messages_do_not_stand_still(tmp_path: Path) -> None:
+    """They did: two waited for the clock, it for the third, and that for them, busy with looking."""
+    met = seconds(MESSAGES, tmp_path, str(tmp_path))
+    assert met == seconds(MESSAGES, tmp_path, "")
+
+
+def test_ranks_that_meet_by_files_between_collectives_do_not_stand_still(tmp_path: Path) -> None:
+    met = seconds(COLLECTIVES, tmp_path, str(tmp_path))
+    assert met == seconds(COLLECTIVES, tmp_path, "")
