@@ -386,7 +386,7 @@ def run_in_processes(
                 channel.send_fds([arena.fd])
                 channel.reads_ahead = True
             combined = partial(combine, empty=arena.empty)
-            run = ProcessRun(world, blocks, arena, sinks, combined, meets_outside=alone)
+            run = ProcessRun(world, blocks, arena, sinks, combined)
             run.run(children)
             run.failure.raise_if_any()
     except OSError as error:
