@@ -23,6 +23,7 @@ test-all: test $(VENV)/.soak
 	for each in $(FUZZED_GUIDED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with atheris \
 		--inputs $$(($${each#*:} / $(SOAK))) || exit 1; done
 	$(BIN)/python tests/soak/fault_scenarios.py --scenarios $$((2000 / $(SOAK)))
+	$(BIN)/python tests/frozen/make.py compare
 	$(BIN)/python tests/soak/kills.py --kills $$((100 / $(SOAK)))
 	$(BIN)/python tests/soak/broken_pairs.py --schedules $$((50 / $(SOAK)))
 	$(BIN)/python tests/differential/soak.py --programs $$((5000 / $(SOAK)))

@@ -188,7 +188,7 @@ def _page(path: Path, report: LaunchReport) -> Page:
             "Where the script called, and waited: seconds and calls are means over ranks. Waiting for others ends when "
             "the last member has come; the rest is the network's."
         ),
-        is_incomplete=report.ending != "finished",
+        status="" if report.ending == "finished" else "This run was stopped before its end.",
         tables=[_ranks_table(report), _links_table(report)],
         network=network_matrix(report.topology),
         drawings=draw_network(report.topology),

@@ -177,7 +177,7 @@ class _Events:
             begin, arriving = record.begin_seconds, record.arriving_seconds
             end = record.end_seconds if record.end_seconds is not None else self._now
             names = {"from": self._name(record.source), "to": self._name(record.target)}
-            arguments: dict[str, Any] = {**names, "bytes": record.num_bytes}
+            arguments: dict[str, Any] = {**names, "bytes": _whole(record.num_bytes)}
             if record.end_seconds is None:
                 arguments["unfinished"] = True
             else:
@@ -307,3 +307,8 @@ def _slice(row: _Row, name: str, begin: float, end: float, arguments: dict[str, 
 def _micros(seconds: float) -> float:
     """Microseconds, to a nanosecond."""
     return round(seconds * 1e6, 3)
+
+
+def _whole(num_bytes: float) -> float | int:
+    """A whole number as one."""
+    return int(num_bytes) if num_bytes == int(num_bytes) else num_bytes

@@ -68,7 +68,7 @@ class Part:
 
 
 _BYTES = 1e-9, 0.002  # kept to a thousandth of a byte
-_TIMES = 1e-8, 1e-8  # a network that remembers and foresees what it can may round to nanoseconds
+_TIMES = 1e-12, 0.0
 _GRID_TIMES = 1e-8, 2e-8  # of ranks, which go on at instants of a grid
 _FILE_TIMES = 1e-8, 0.02  # microseconds of a trace file, to a nanosecond and on that grid
 _ELSEWHERE = 1e-4, 0.02  # on a machine with another arithmetic
@@ -80,7 +80,7 @@ PARTS = {
     "collectives": Part(
         frozen_collectives.names,
         frozen_collectives.answer,
-        {"ends": _TIMES, "times": _TIMES, "looks": (1e-6, 0.002)},
+        {"ends": _TIMES, "times": _TIMES, "looks": _BYTES},
         _some(1, 12),
     ),
     "traces": Part(
