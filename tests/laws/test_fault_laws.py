@@ -233,7 +233,9 @@ class Weathered(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Whatever happens in this instant does."""
-        self.clock.run(self.clock.at(self.clock.now, Order.MEETINGS))
+        end = self.clock.at(self.clock.now, Order.MEETINGS)
+        while not end.processed:
+            self.clock.step()
 
 
 Weathered.TestCase.settings = settings(stateful_step_count=25)

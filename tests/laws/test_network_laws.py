@@ -140,7 +140,9 @@ def simulate(case: Case, at_instant: Callable[[Witness], None] | None = None, fa
             if at_instant is not None:
                 at_instant(witness)
             witness.pass_time(instant)
-        clock.run(clock.at(instant, Order.MEETINGS))  # the network goes no further by itself
+        end = clock.at(instant, Order.MEETINGS)  # the network goes no further by itself
+        while not end.processed:
+            clock.step()
     witness.finish = [finish[number] for number in range(len(case.rows))]  # type: ignore[attr-defined]
     return witness
 
