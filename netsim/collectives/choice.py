@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from netsim.collectives.closed_form import QuietNetwork, undisturbed_seconds
+from netsim.collectives.closed_form import (
+    QuietNetwork,
+    contention_free_seconds,
+    undisturbed_seconds,
+)
 from netsim.collectives.schedules import algorithms
 from netsim.collectives.schedules.algorithms import (
     ALGORITHMS,
@@ -231,7 +235,7 @@ class _Trial:
         made = self._made(name, self._num_bytes)
         most = min(self._most_timed_bytes(), self._num_bytes)
         timed = made if most == self._num_bytes else self._made(name, most)
-        if not self._is_plain_ring(timed) and timed.num_messages > _MOST_MESSAGES:
+        if timed.num_messages > _MOST_MESSAGES and not self._has_closed_form(timed):
             # Where messages are pieces of bounded size, fewer bytes are fewer of them: half of what may be has room.
             most = max(most * _MOST_MESSAGES // (2 * timed.num_messages), min(most, 1 << 20))
             timed = self._made(name, most)
@@ -246,9 +250,12 @@ class _Trial:
         timing = time_collective(self._topology, self._protocol, made, self._hosts, repeat=_REPETITIONS)
         return timing.seconds[-1]
 
-    def _is_plain_ring(self, made: Schedule) -> bool:
+    def _has_closed_form(self, made: Schedule) -> bool:
         """Whether it takes an array operation a step, however many members there are."""
-        return made.regular_pairs is not None and not self._protocol.has_windows
+        if made.regular_pairs is None or not self._protocol.is_plain:
+            return False
+        quiet = QuietNetwork.of(self._topology, self._protocol)
+        return contention_free_seconds(made, self._hosts, np.zeros(made.num_ranks), quiet) is not None
 
     def _most_timed_bytes(self) -> int:
         loss = float(self._topology.loss.max(initial=0.0))
