@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from exogym_core.app.cli import main
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("exogym_core", "netsim", "topologies")
-LEFT_OUT = {".py"}
+LEFT_OUT = {".py", ".so"}
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 EXPERIMENT = """\
@@ -81,3 +85,63 @@ def test_tables_of_runs_say_what_they_need(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pandas is not installed: .*pip install 'netgym\[pandas\]'"):
         load_runs(tmp_path)
+
+
+def _build_wheel(folder: Path, **environment: str) -> Path:
+    """A wheel of this checkout's packages, from a copy of what it is built of."""
+    source = folder / "source"
+    source.mkdir()
+    for name in ("netsim", "exogym_core", "topologies"):
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.sha256")
+        )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        ".",
+    ]
+    subprocess.run(
+        [*command, str(source)], cwd=folder, env={**os.environ, **environment}, check=True, timeout=300
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _engine_of(wheel: Path, folder: Path) -> str:
+    """How the engine of an unpacked wheel runs, and what it computes."""
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder)
+    program = (
+        "import netsim; from netsim.network.build import engine_state; import netsim.network.engine as engine;"
+        f"print(engine_state().partition(':')[0], engine.__file__.startswith({str(folder)!r}),"
+        "netsim.collective('lan', 'all_reduce', num_bytes=10**6, protocol='linux-tcp').seconds)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_wheels_are_built_compiled_and_pure(tmp_path: Path) -> None:
+    """With a compiler the engine is compiled; where compiling fails the wheel is pure; both compute the same."""
+    answers = {}
+    for name, environment in {"compiled": {}, "interpreted": {"CC": "/bin/false"}}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        answers[name] = _engine_of(_build_wheel(folder, **environment), folder / "unpacked").split()
+    assert [each[:2] for each in answers.values()] == [["compiled", "True"], ["interpreted", "True"]]
+    assert answers["compiled"][2] == answers["interpreted"][2]
