@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
     from exogym_core.results.progress import LiveProgress, PlainProgress
 
-__all__ = ["Standing", "eta_seconds", "folder_status"]
+__all__ = ["Standing", "eta_seconds", "folder_status", "progress_elsewhere"]
 
 _NAME = ".status.json"
 _SECONDS_BETWEEN = 1.0
@@ -84,6 +85,15 @@ class Standing:
         self._written = time.time()
         with contextlib.suppress(OSError, ValueError):  # a full disk is for the results to tell
             write_whole(self._path, json.dumps(self._now))
+
+
+def progress_elsewhere(path: Path) -> str | None:
+    """How far another process is with the run of a folder, in words; None where none works on it."""
+    owner = owner_of(path)
+    if owner in (None, os.getpid()):
+        return None
+    now = _now(path)
+    return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']} of {now['steps']}"
 
 
 def folder_status(path: Path) -> dict[str, Any]:
