@@ -48,8 +48,7 @@ class _Beginning(Phase):
 
     def __init__(self, whole: Phase, num_steps: int) -> None:
         self._whole, self.num_steps = whole, num_steps
-        self.window, self.reduce = whole.window, whole.reduce
-        self.skip_empty, self.has_gaps = whole.skip_empty, whole.has_gaps
+        self.window, self.reduce, self.has_gaps = whole.window, whole.reduce, whole.has_gaps
 
     def step(self, index: int) -> Step:
         """As the phase has it."""
@@ -70,7 +69,7 @@ class _Some(Phase):
     def __init__(self, whole: Phase, senders: Ranks) -> None:
         self._whole, self._senders = whole, senders
         self.num_steps, self.window, self.reduce = whole.num_steps, whole.window, whole.reduce
-        self.skip_empty, self.has_gaps = whole.skip_empty, True
+        self.has_gaps = True
 
     def step(self, index: int) -> Step:
         """As the phase has it, of these senders."""

@@ -51,7 +51,6 @@ class RingPhase(Phase):
         self.pieces = pieces
         self.window = window
         self.num_steps = (len(ranks) - 1) * pieces if num_steps is None else num_steps
-        self.skip_empty = skip_empty
         self.has_gaps = skip_empty and not bool(np.diff(bounds).all())
         self._next = np.roll(ranks, -direction)
         self._sizes = np.diff(bounds)
