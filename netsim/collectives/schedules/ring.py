@@ -44,7 +44,6 @@ class RingPhase(Phase):
     ) -> None:
         """`bounds` are the boundaries of all pieces, chunk by chunk: shape (n * pieces + 1,)."""
         self.ranks = ranks
-        self.bounds = bounds
         self.shift = shift
         self.reduce = reduce
         self.direction = direction
