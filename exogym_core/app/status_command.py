@@ -1,4 +1,4 @@
-"""`netgym status`: how far a run is, where it trains."""
+"""`netgym status`: progress of a run while it trains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["status"]
 
 _SECONDS = 5.0
-_SILENT_SECONDS = 30.0  # without a step: then people are told
+_SILENT_SECONDS = 30.0  # without a step: then the line says so
 
 
 @click.command()
@@ -47,11 +47,11 @@ def status(place: str, as_json: bool) -> None:
         click.echo(line)
 
 
-# --- what is found ------------------------------------------------------------------------------------------
+# --- documents ----------------------------------------------------------------------------------------------
 
 
 def _of_folder(path: Path) -> dict[str, Any]:
-    """That of a run's folder, or of one that holds several.
+    """Status of a run's folder, or of one that holds several.
 
     Raises:
         InputError: nothing of netgym is there.
@@ -71,7 +71,7 @@ def _of_folder(path: Path) -> dict[str, Any]:
 
 
 def _of_address(place: str) -> dict[str, Any]:
-    """That of a rendezvous, else of torchrun's ranks.
+    """Status of a rendezvous, else of torchrun's ranks.
 
     Raises:
         InputError: neither is there.
