@@ -12,7 +12,8 @@ from exogym_core.app.common_options import debug_flag, plain_json
 from exogym_core.meeting_place import SERVICE, parse_address
 from exogym_core.names import visible
 from exogym_core.results.losses import format_loss
-from exogym_core.results.standing import eta_seconds, folder_status
+from exogym_core.results.progress import eta_seconds
+from exogym_core.results.standing import folder_status
 from netsim.files.errors import InputError
 from netsim.files.secret import shared_secret
 from netsim.files.signed import PeerError, connect

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.disk import write_whole
 from exogym_core.results.lock import owner_of
+from exogym_core.results.progress import eta_seconds
 from exogym_core.results.record import RunFolder
 from netsim.files.errors import InputError
 
@@ -20,20 +21,11 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
     from exogym_core.results.progress import LiveProgress, PlainProgress
 
-__all__ = ["Standing", "eta_seconds", "folder_status", "progress_elsewhere"]
+__all__ = ["Standing", "folder_status", "progress_elsewhere"]
 
 _NAME = ".status.json"
 _SECONDS_BETWEEN = 1.0
 _KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
-
-
-def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float | None:
-    """Seconds until the end, at the pace of the steps since the `first` one; None: not measured yet.
-
-    >>> eta_seconds(30, 100, 10, 20.0)
-    70.0
-    """
-    return seconds / (step - first) * max(num_steps - step, 0) if step > first else None
 
 
 class Standing:
