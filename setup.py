@@ -25,7 +25,7 @@ def _build_module() -> Any:
 
 
 class BuildEngine(build_ext):
-    """Compiles what can be compiled, and writes the hash of the sources beside it."""
+    """Compiles what can be compiled, and writes the hash of the sources alongside it."""
 
     def run(self) -> None:
         """Build, then write the hash."""

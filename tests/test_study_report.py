@@ -302,8 +302,12 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
     plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
     path = write_run(tmp_path / "a", {"A": [1.0], "B": [2.0]}, seed=0, **plain)
     holder = (
-        "import sys; from exogym_core.results.lock import FolderLock; from pathlib import Path; "
-        "FolderLock(Path(sys.argv[1])).tell('B: step 700 of 900'); print(); sys.stdin.read()"
+        "import sys; from pathlib import Path; from exogym_core.results.lock import FolderLock; "
+        "from exogym_core.results.progress import PlainProgress; "
+        "from exogym_core.results.standing import Standing; lock = FolderLock(Path(sys.argv[1])); "
+        "standing = Standing(Path(sys.argv[1]), PlainProgress(lambda line: None, lambda line: None)); "
+        "standing.begin('B', 2, 2, 900); standing.event({'kind': 'step', 'step': 700, 'train_loss': 1.0, "
+        "'virtual_seconds': 1.0}); print(flush=True); sys.stdin.read()"
     )
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", holder, str(path)], **pipes) as process:

@@ -245,16 +245,13 @@ def summary_entry(experiment: Experiment, entry: StrategySettings, result: FitRe
 
 def _fit(trainer: Trainer, experiment: Experiment, run: _Run, listener: Listener, *, trace: bool) -> Any:
     task, entry, folder = run.task, run.entry, run.folder
-    settings = experiment.settings
     given = _arguments(experiment, task)
-    if settings.checkpoint is not None:
+    if experiment.settings.checkpoint is not None:
         given["resume_from"] = folder.make_folder("checkpoints", run.name)
     with open_loggers(experiment, folder, run.name) as loggers:
 
         def tell(row: Mapping[str, Any]) -> None:
             listener.event(row)
-            if row["kind"] == "step":
-                folder.tell_progress(f"{run.name}: step {row['step']} of {settings.steps}")
             for logger in loggers:
                 logger.event(row)
 

@@ -71,7 +71,7 @@ def _mfu(row: Mapping[str, Any]) -> str:
 
 
 def _egress(row: Mapping[str, Any]) -> str:
-    """How much of a row's dollars are for traffic."""
+    """Share of a row's dollars that is for traffic."""
     if _is_egress_only(row):
         return " (egress only)"
     egress = row["cost_by"].get("egress")
@@ -115,7 +115,7 @@ def _point(row: dict[str, Any]) -> str:
 
 
 def print_table(rows: Sequence[dict[str, Any]], plain: Any, about: Sequence[str] = ()) -> None:
-    """What is planned, one row a plan, then remedies, remarks, and break-even lines; of many points those of the best.
+    """Table of plans, one row each, then remedies, remarks, and break-even lines; of many points those of the best.
 
     Args:
         rows: plans.
@@ -177,7 +177,7 @@ def _remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _memory_note(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What memory has in it, and what choices would leave of the row that needs most."""
+    """Contents of memory, and its size by choice, for the row that needs most."""
     most = max(rows, key=lambda row: row["memory_per_worker"])
     parts = ", ".join(
         f"{name} {format_bytes(size)}" for name, size in most["memory"].items() if name != "total"
@@ -312,7 +312,7 @@ _STYLE = (
 def write_page(
     folder: Path, rows: Sequence[dict[str, Any]], plain: Any, about: Sequence[str] = ("Plan",)
 ) -> None:
-    """`plan.json`, `plan.html` (which needs nothing beside it) and `utilisation.png` in `folder`, which is made.
+    """`plan.json`, `plan.html` (which needs no other file) and `utilisation.png` in `folder`, which is made.
 
     Args:
         folder: where.

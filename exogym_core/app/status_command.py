@@ -1,4 +1,4 @@
-"""`netgym status`: how far a run is, where it trains."""
+"""`netgym status`: progress of a run while it trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from exogym_core.app.common_options import debug_flag, plain_json
 from exogym_core.meeting_place import SERVICE, parse_address
 from exogym_core.names import visible
 from exogym_core.results.losses import format_loss
-from exogym_core.results.standing import eta_seconds, folder_status
+from exogym_core.results.progress import eta_seconds
+from exogym_core.results.standing import folder_status
 from netsim.files.errors import InputError
 from netsim.files.secret import shared_secret
 from netsim.files.signed import PeerError, connect
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["status"]
 
 _SECONDS = 5.0
-_SILENT_SECONDS = 30.0  # without a step: then people are told
+_SILENT_SECONDS = 30.0  # without a step: then the line says so
 
 
 @click.command()
@@ -47,11 +48,11 @@ def status(place: str, as_json: bool) -> None:
         click.echo(line)
 
 
-# --- what is found ------------------------------------------------------------------------------------------
+# --- documents ----------------------------------------------------------------------------------------------
 
 
 def _of_folder(path: Path) -> dict[str, Any]:
-    """That of a run's folder, or of one that holds several.
+    """Status of a run's folder, or of one that holds several.
 
     Raises:
         InputError: nothing of netgym is there.
@@ -71,7 +72,7 @@ def _of_folder(path: Path) -> dict[str, Any]:
 
 
 def _of_address(place: str) -> dict[str, Any]:
-    """That of a rendezvous, else of torchrun's ranks.
+    """Status of a rendezvous, else of torchrun's ranks.
 
     Raises:
         InputError: neither is there.

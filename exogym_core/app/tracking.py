@@ -178,7 +178,7 @@ def _flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]
 
 
 def _state(error: type[BaseException] | None) -> str:
-    """How a run ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
+    """Status of a run at its end, in MLflow's words; signals and Ctrl-C are no `Exception`."""
     return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"
 
 

@@ -131,7 +131,7 @@ def _plain(code: CodeType) -> list[object]:
 
 
 def _named_by(found: Any) -> Iterator[tuple[str, Any]]:
-    """What the functions of a class, or a function, name: globals, attributes of modules, enclosed values."""
+    """Objects that the functions of a class, or a function, name: globals, attributes of modules, enclosed values."""
     functions = [found] if isinstance(found, FunctionType) else map(_definition, vars(found).values())
     for function in functions:
         if not isinstance(function, FunctionType):

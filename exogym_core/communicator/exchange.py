@@ -168,7 +168,7 @@ def _agree(signature: Signature | None, other: Signature) -> bool:
 
 
 class _ValueWait(NamedTuple):
-    """What a rank waits for: its value as a member of a call."""
+    """The value that a rank waits for as a member of a call."""
 
     slot: Slot
     member: int

@@ -127,7 +127,7 @@ def combine(
 
 
 def own_value(name: str, tensors: Sequence[Any], member: int, root: int, size: int) -> tuple[Any, ...]:
-    """What a member gets that needs nobody (`netsim.ranks.needs`), from its own inputs."""
+    """Value of a member that needs nobody (`netsim.ranks.needs`), from its own inputs."""
     match name:
         case "scatter" | "reduce_scatter":
             return tuple(tensors[member : member + 1])

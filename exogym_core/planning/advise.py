@@ -113,7 +113,7 @@ class Advice:
         self._leave_out()
 
     def result(self) -> dict[str, Any]:
-        """What was found so far.
+        """Results so far.
 
         Returns:
             `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
@@ -333,13 +333,13 @@ def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides how many steps a row needs."""
+    """Key of the options on which the number of steps of a row depends."""
     options = tuple(sorted((name, value) for name, value in row["options"].items() if name != "bucket_bytes"))
     return row["strategy"], options, row["workers"]
 
 
 def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
-    """What fits into the devices' memory comes first, and what is sooner."""
+    """Sort key: rows that fit into the devices' memory first, then the sooner."""
     return row["fits"] is False, row["days"]
 
 

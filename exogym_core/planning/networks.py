@@ -11,13 +11,7 @@ if TYPE_CHECKING:
     from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
 
-__all__ = ["is_wan", "with_links", "with_wan_bandwidth"]
-
-
-def is_wan(topology: Topology, link: Link) -> bool:
-    """Whether a link connects sites: neither of its ends is a host inside a region."""
-    inside = {host.name for host in topology.hosts if host.region is not None}
-    return link.source not in inside and link.target not in inside
+__all__ = ["with_links", "with_wan_bandwidth"]
 
 
 def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:

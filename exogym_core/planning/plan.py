@@ -153,7 +153,7 @@ def _networks(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float]
 
 
 def _computing(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float]]:
-    """As `_networks`, of devices: the slowest's, chance, and all."""
+    """Gains by faster devices, in the manner of `_networks`: the slowest's, chance, and all."""
     seconds = [each.mean_seconds for each in setting.durations()]
     slowest = max(seconds)
     if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):

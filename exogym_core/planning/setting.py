@@ -131,7 +131,7 @@ class Setting:
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
     def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
-        """What a worker's states and activations take on its devices; by other `choices` than the own if given."""
+        """Memory of a worker's states and activations on its devices; by other `choices` than the own if given."""
         hosts = self.topology.place(self.num_ranks, self.placement)
         number = max(self._of_site("devices per worker", self.devices_per_worker, host) for host in hosts)
         at_once = min(number * self.micro_batch, max(self.batches()))

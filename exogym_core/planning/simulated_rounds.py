@@ -211,7 +211,7 @@ class SimulatedRounds:
 
     @property
     def most_live_rounds(self) -> int:
-        """How many rounds are worth it where every rank has to run."""
+        """Number of rounds to simulate where every rank has to run."""
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
     def _live(

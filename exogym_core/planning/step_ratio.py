@@ -1,4 +1,4 @@
-"""How many times data-parallel's steps a strategy needs to the same loss: by own runs, DiLoCo's law, or our benchmark.
+"""Ratio of a strategy's steps to data-parallel's at the same loss: by own runs, DiLoCo's law, or our benchmark.
 
 The law is that of Charles et al. 2025, "Communication-Efficient Language Model Training Scales Reliably and Robustly:
 Scaling Laws for DiLoCo" (arXiv 2503.09799v1), table 7: the loss of N parameters on 20 N tokens is A N^alpha, with

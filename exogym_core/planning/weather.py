@@ -37,7 +37,7 @@ def last_change_seconds(weather: Weather) -> float:
 
 
 def changes_between(weather: Weather, start: float, end: float) -> int:
-    """How many changes that are set to come do so after `start` and before `end`."""
+    """Number of scheduled changes after `start` and before `end`."""
     return sum(start < at < end for at in _changes(weather))
 
 

@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_NAME", "FolderLock", "owner_of", "work_in"]
+__all__ = ["LOCK_NAME", "FolderLock", "owner_of"]
 
 LOCK_NAME = ".lock"
 """The file in a folder that says who works in it; gone when nobody does."""
@@ -53,7 +53,9 @@ class FolderLock:
             finally:
                 if self._descriptor is None:
                     os.close(descriptor)
-        self.tell("")
+        content = f"{os.getpid()}\n".encode()
+        os.pwrite(self._descriptor, content, 0)
+        os.ftruncate(self._descriptor, len(content))
 
     def _take(self, descriptor: int, folder: Path) -> None:
         """Lock the open file; who has the folder is told."""
@@ -63,26 +65,19 @@ class FolderLock:
                 # Of the open file, not of the process: ranks that outlive a killed parent for a moment hold it too.
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner, _ = _read(descriptor)
-                is_ending = owner.isdecimal() and not _is_alive(int(owner))
+                owner = _read(descriptor)
+                is_ending = owner is not None and not _is_alive(owner)
                 if is_ending and time.monotonic() < deadline:
                     time.sleep(0.01)
                     continue
-                told = f"process {owner}" if owner.isdecimal() else "another process"
+                holder = "another process" if owner is None else f"process {owner}"
                 raise InputError(
-                    f"{visible(folder)}: {told} works in this folder: let it end, or choose another one"
+                    f"{visible(folder)}: {holder} works in this folder: let it end, or choose another one"
                 ) from None
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:
                     raise
                 return None  # a file system without locks: as good as it gets
-
-    def tell(self, line: str) -> None:
-        """Have others know how far the work is, for as long as the lock is held."""
-        if self._descriptor is not None:
-            content = f"{os.getpid()}\n{line}\n".encode()
-            os.pwrite(self._descriptor, content, 0)
-            os.ftruncate(self._descriptor, len(content))
 
     def release(self) -> None:
         """Let go of the folder; may be called again."""
@@ -95,39 +90,26 @@ class FolderLock:
 
 def owner_of(folder: Path) -> int | None:
     """The process that works in a folder; None where nobody does, or nobody can know."""
-    owner, _ = _holder(folder)
-    return int(owner) if owner.isdecimal() else None
-
-
-def work_in(folder: Path) -> str | None:
-    """How far another process is that works in `folder`, as it reports; None where none does."""
-    owner, line = _holder(folder)
-    return None if owner in ("", str(os.getpid())) else line or f"process {owner}"
-
-
-def _holder(folder: Path) -> tuple[str, str]:
-    """The pid of the process that holds a folder's lock, and what it reports; empty where none does."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return "", ""
+        return None
     try:
-        if fcntl is None:
-            return "", ""
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read(descriptor)
     except OSError:
-        return "", ""
+        return None
     finally:
         os.close(descriptor)
-    return "", ""
+    return None
 
 
-def _read(descriptor: int) -> tuple[str, str]:
-    """The owner's pid and what it tells."""
-    lines = os.pread(descriptor, 500, 0).decode(errors="replace").splitlines()
-    return lines[0].strip() if lines else "", lines[1] if len(lines) > 1 else ""
+def _read(descriptor: int) -> int | None:
+    """The owner's pid; None where it has not written it yet."""
+    content = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
+    return int(content) if content.isdecimal() else None
 
 
 def _is_alive(pid: int) -> bool:

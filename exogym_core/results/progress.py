@@ -21,11 +21,20 @@ if TYPE_CHECKING:
 
     from exogym_core.results.fit_result import FitResult
 
-__all__ = ["LiveProgress", "PlainProgress", "progress_for", "shown"]
+__all__ = ["LiveProgress", "PlainProgress", "eta_seconds", "progress_for", "shown"]
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_FIRST_LINE = 1.0
 _NAME_WIDTH = 24
+
+
+def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float | None:
+    """Seconds until the end, at the pace of the steps since the `first` one; None: not measured yet.
+
+    >>> eta_seconds(30, 100, 10, 20.0)
+    70.0
+    """
+    return seconds / (step - first) * max(num_steps - step, 0) if step > first else None
 
 
 def _told(row: Mapping[str, Any]) -> str:
@@ -98,8 +107,8 @@ class PlainProgress:
             return
         self._last = now
         line = f"{self._label}: step {row['step']} of {self._num_steps}, {_told(row)}"
-        if row["step"] > first:
-            left = (now - begun) / (row["step"] - first) * (self._num_steps - row["step"])
+        left = eta_seconds(row["step"], self._num_steps, first, now - begun)
+        if left is not None:
             line += f", ETA {format_seconds(round(left))}"
         self._write(line)
 

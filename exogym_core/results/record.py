@@ -54,7 +54,6 @@ VALIDATION_COLUMNS = (
 """First columns of a strategy's validation metrics."""
 
 _MOST = 1e24  # of steps, bytes and seconds; no run has so many
-_CLOCKS = ("virtual_seconds", "wall_seconds")  # every row of a file has them, or none
 _COUNTED = ("examples_trained", "compute_utilisation")
 _ENVIRONMENT = "environment.json"
 _VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
@@ -152,11 +151,6 @@ class RunFolder:
                 f"{visible(self.path)}: cannot be written: {error.strerror or error}"
             ) from error
         return self
-
-    def tell_progress(self, line: str) -> None:
-        """Have `netgym report` know how far the work is, as long as it goes on."""
-        if self._lock is not None:
-            self._lock.tell(visible(line, 200))
 
     def release(self) -> None:
         """Let others work in it."""

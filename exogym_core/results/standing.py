@@ -1,14 +1,16 @@
-"""How far the run of a folder is: kept in the folder while it trains, and read by whoever asks."""
+"""Progress of the run of a folder: written into the folder while it trains, read by `netgym status` and `report`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.disk import write_whole
 from exogym_core.results.lock import owner_of
+from exogym_core.results.progress import eta_seconds
 from exogym_core.results.record import RunFolder
 from netsim.files.errors import InputError
 
@@ -19,28 +21,19 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
     from exogym_core.results.progress import LiveProgress, PlainProgress
 
-__all__ = ["Standing", "eta_seconds", "folder_status"]
+__all__ = ["Standing", "folder_status", "progress_elsewhere"]
 
 _NAME = ".status.json"
 _SECONDS_BETWEEN = 1.0
 _KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
 
 
-def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float | None:
-    """How long the other steps take, where those from the `first` one on took so many seconds; None: not known yet.
-
-    >>> eta_seconds(30, 100, 10, 20.0)
-    70.0
-    """
-    return seconds / (step - first) * max(num_steps - step, 0) if step > first else None
-
-
 class Standing:
-    """Writes how far a run is, at most once a second; context manager, which leaves nothing behind.
+    """Writes the progress of a run, at most once a second; context manager, which leaves nothing behind.
 
     Args:
         folder: the run's.
-        progress: is told all that this is told.
+        progress: every call is passed on to it.
     """
 
     def __init__(self, folder: Path, progress: LiveProgress | PlainProgress) -> None:
@@ -57,16 +50,16 @@ class Standing:
             self._path.unlink()
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
-        """A strategy starts."""
+        """Start a strategy."""
         self._progress.begin(label, position, num_strategies, num_steps)
         self._now = {"strategy": label, "position": position, "num_strategies": num_strategies}
         self._now |= {"step": 0, "steps": num_steps, "at": time.time()}
         self._first = None
         self._write()
-        self._written = 0.0  # the first step is told at once
+        self._written = 0.0  # the first step is written at once
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics."""
+        """Take a row of metrics."""
         self._progress.event(row)
         if row["kind"] == "step":
             now = time.time()
@@ -77,7 +70,7 @@ class Standing:
                 self._write()
 
     def end(self, result: FitResult) -> None:
-        """The strategy has ended."""
+        """End the strategy."""
         self._progress.end(result)
 
     def _write(self) -> None:
@@ -86,8 +79,17 @@ class Standing:
             write_whole(self._path, json.dumps(self._now))
 
 
+def progress_elsewhere(path: Path) -> str | None:
+    """Progress of another process on the run of a folder, in words; None where none works on it."""
+    owner = owner_of(path)
+    if owner in (None, os.getpid()):
+        return None
+    now = _now(path)
+    return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']} of {now['steps']}"
+
+
 def folder_status(path: Path) -> dict[str, Any]:
-    """How far the run of a folder is.
+    """Progress of the run of a folder.
 
     Returns:
         `state` ("running", "stopped" or "finished"), `process`, `workers`, `strategies` (those that have ended, each
@@ -128,7 +130,7 @@ def _state(entry: Mapping[str, Any]) -> str:
 
 
 def _now(path: Path) -> dict[str, Any] | None:
-    """What the run has written of itself; None where it trains nothing."""
+    """Progress that the run has written; None where it trains nothing."""
     try:
         found = json.loads((path / _NAME).read_text(encoding="utf-8"))
         found["silent_seconds"] = round(max(time.time() - found.pop("at"), 0.0), 1)

@@ -59,7 +59,7 @@ def coding_trials(
 def own_codec_trials(
     strategy: Strategy, num_values: int, num_ranks: int
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
-    """The same of codecs of one's own: those in the strategy's attributes and options, and in its modules'."""
+    """Codecs of one's own: those in the strategy's attributes and options, and in its modules'."""
     part = _values(num_values / num_ranks)
     for name, codec in sorted({codec_name(codec): codec for codec in _codecs_in(strategy)}.items()):
         if CODECS.get(name) is not codec:

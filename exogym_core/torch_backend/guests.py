@@ -118,15 +118,15 @@ class Guests:
                 os.kill(self.pids[index], signal.SIGKILL)
 
     def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
-        """Those that have sent something or ended, waiting for the first."""
+        """Processes that have sent something or ended; waits for the first."""
         return list(self._ears.ready(indices, timeout_seconds))
 
     def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
-        """All that can be seen of a process that is nobody's child here."""
+        """Exit of a process that is no child of this one, as far as it can be seen."""
         return f"process {self.pids[index]} has gone"
 
     def is_stopped(self, index: int) -> bool:
-        """Not looked at."""
+        """False: a stop of another's child cannot be seen."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""What makes a process one of a launched program: its groups, its children, what it is refused."""
+"""Hooks that make a process one of a launched program: its groups, its children, calls that are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["become_launched"]
 
 
 def become_launched() -> None:
-    """Have torch.distributed in this process go by the launch that its variables tell."""
+    """Have torch.distributed in this process go by the launch that its variables name."""
     launched = Launched.current()
     if launched is None:
         return
@@ -44,7 +44,7 @@ class _Hook:
 
 
 def _prepare_spawned() -> None:
-    """Processes that multiprocessing spawns get a hook with what they are told first; forked ones need none."""
+    """Processes that multiprocessing spawns get a hook with their first message; forked ones need none."""
     original = multiprocessing.spawn.get_preparation_data
 
     def prepared(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is launched: a script, and where it runs."""
+"""A launch: a script, and where it runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Launch:
     chakra: Path | None = None
 
     def world(self, num_ranks: int) -> World:
-        """Where so many ranks run.
+        """Hosts of so many ranks.
 
         Raises:
             InputError: placement, protocol or algorithms are wrong.
@@ -74,7 +74,7 @@ class Launch:
         return World.build(num_ranks, self.topology, self.placement, protocol, self.collectives)
 
     def about(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """Fields of a report that describe it."""
         source: Literal["option", "topology", "default"] = "option" if self.protocol else "default"
         return {
             "script": self.script.name,

@@ -1,4 +1,4 @@
-"""What the processes of a launched program know of their launch."""
+"""A launch as the processes of its program see it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Launched:
 
     @property
     def socket(self) -> str:
-        """Where ranks come to that the program has started itself."""
+        """Socket for ranks that the program has started itself."""
         return os.path.join(self.folder, "simulation")
 
     @property
     def store(self) -> str:
-        """Where ranks meet that the launcher has started."""
+        """Address at which ranks meet that the launcher has started."""
         return os.path.join(self.folder, "store")
 
     def refused(self, reason: str) -> InputError:
-        """What to raise; the launcher gets to know the reason even where the program hides the error."""
+        """The error to raise; the launcher gets to know the reason even where the program hides the error."""
         with open(os.path.join(self.folder, "refused"), "a", encoding="utf-8") as file:
             file.write(f"{reason}\n")
         return InputError(reason)
@@ -59,7 +59,7 @@ class Launched:
         return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
 
     def refused_rank(self, rank: int, num_ranks: int) -> InputError:
-        """What to raise for a rank that is none of those that the launcher has started."""
+        """The error to raise for a rank that is none of those that the launcher has started."""
         return self.refused(
             f"a process calls init_process_group as rank {rank} of {num_ranks}, and is not one of the {self.num_ranks} "
             "that -n has started: a script that starts its ranks itself (mp.spawn, multiprocessing) runs without -n"

@@ -30,7 +30,7 @@ DEFAULT_SECONDS = core.default_pg_timeout.total_seconds()
 
 
 PARSE_TO = torch._C._nn._parse_to
-"""What reads the arguments of `Module.to`."""
+"""The function that reads the arguments of `Module.to`."""
 
 
 def is_in_backward() -> bool:

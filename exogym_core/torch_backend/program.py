@@ -1,4 +1,4 @@
-"""Somebody's program on a simulated network: its processes, the simulation, and what came of it."""
+"""Somebody's program on a simulated network: its processes, the simulation, and its report."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
             guests = Guests.let_in(listener, math.inf, ended)
         except TimeoutError as error:
             raise InputError(launched.refusal or nothing_simulated(str(error))) from None
-        listener.close()  # whoever comes later is told so
+        listener.close()  # later connections are refused
         with guests:
             run = _serve_guests(launch, guests, warn)
             if run.ending != "finished":  # all at once: it would tell of its dead children

@@ -1,4 +1,4 @@
-"""What a program's run on the simulated network came to, as `launch.json` holds it."""
+"""Report of a program's run on the simulated network, as `launch.json` holds it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class LaunchReport(_Part):
 def report_of(
     simulation: Simulation, sites: CallSites, about: dict[str, Any], ending: Ending, error: str | None
 ) -> LaunchReport:
-    """What a run came to, at its end or as far as it got.
+    """Report of a run, at its end or as far as it got.
 
     Args:
         simulation: that ended, or was left.
@@ -188,7 +188,7 @@ def _rank_times(
 
 
 def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadyState | None:
-    """Of ranks that have told steps; None where one of them has told a single one."""
+    """Means over ranks that have reported steps; None where one of them has reported only one."""
     pairs = list(zip(first, last, strict=True))
     fewest = min((end.step - begin.step for begin, end in pairs), default=0)
     if not fewest:

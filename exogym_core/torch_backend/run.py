@@ -1,4 +1,4 @@
-"""The simulation of a launched program: what its ranks tell is kept, and it ends in one of four ways."""
+"""The simulation of a launched program: its ranks' reports are kept, and it ends in one of four ways."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class LaunchedRun(ProcessRun):
             self.fail(InputError(nothing_simulated(why)))
 
     def report(self, about: dict[str, Any]) -> LaunchReport:
-        """What it came to."""
+        """Report of the run."""
         told = None if self.error is None else str(self.error).partition("\n")[0]
         return report_of(self.simulation, self._sites, about, self.ending, told)
 
@@ -166,7 +166,7 @@ class LaunchedRun(ProcessRun):
             warn(f"trace: {problem}")
 
     def _places(self) -> Callable[[Span], str]:
-        """The place of the program at which a rank waits, by the last that it told before."""
+        """The place of the program at which a rank waits: the last one that it marked."""
         instants, places = defaultdict[int, list[float]](list), defaultdict[int, list[str]](list)
         for rank, instant, place in self._sites.history:
             instants[rank].append(instant)

@@ -29,7 +29,7 @@ _PLAIN_WIDTH = 120  # of what goes to a file or a pipe
 
 
 def _launch() -> Launch:
-    """What the variables of rank 0 say."""
+    """Launch that the variables of rank 0 describe."""
     from netsim.topology import Topology
 
     return Launch(

@@ -28,7 +28,7 @@ __all__ = ["page_of_launch", "read_launch", "show_summary", "write_launch"]
 _FILE = "launch.json"
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
 _TRACE = "trace.json.gz"
-_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays beside the page
+_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace is a file alongside the page
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
 _ENDINGS = {
@@ -60,7 +60,7 @@ def read_launch(path: Path) -> LaunchReport:
 
 
 def _facts(report: LaunchReport) -> list[tuple[str, str]]:
-    """What the figures rest on: network, protocol, algorithms, placement, compute."""
+    """Basis of the figures: network, protocol, algorithms, placement, compute."""
     algorithms = "; ".join(f"{op}: {', '.join(names)}" for op, names in report.algorithms.items()) or "none"
     by = "the fastest of each call" if report.algorithms_from == "auto" else report.algorithms_from
     startup = max((rank.startup_seconds for rank in report.ranks), default=0.0)
@@ -88,7 +88,7 @@ def _placement(hosts: Sequence[str], most: int = 8) -> str:
 
 
 def _verdict(report: LaunchReport) -> str:
-    """Where the time went, in a sentence."""
+    """Shares of the time, in a sentence."""
     whole = format_seconds(report.virtual_seconds)
     parts = [
         f"{name} {_share(report, field)}"

@@ -377,7 +377,7 @@ class Observer:
 
 
 def _unequal(look: _Look, note: Mapping[str, Any]) -> str:
-    """What is wrong with a strategy that claims equal replicas, and what to write instead."""
+    """Message for a strategy that claims equal replicas wrongly, with the line to write instead."""
     return (
         f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
         f"{note['num_steps']} steps rank {note['rank']}'s is not rank {look.present[0]}'s; write judged = 'own' to "

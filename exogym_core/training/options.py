@@ -241,7 +241,7 @@ class RunOptions:
 
 
 class OtherOptions(TypedDict, total=False):
-    """Those that `fit` does not spell out, for type checkers; a test has their names be all of them."""
+    """Options that `fit` does not spell out, for type checkers; a test has their names be all of them."""
 
     val_seconds: float | str | None
     until: float | str | None

@@ -153,7 +153,7 @@ class Program:
             )
 
     def code_roots(self) -> list[object]:
-        """What decides, besides options and data, what is computed: strategy, model, and how batches are made."""
+        """Inputs of the computation besides options and data: strategy, model, and how batches are made."""
         request = self.request
         return [request.strategy, self.model, request.accuracy, dict(request.dataloader_kwargs or {})]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from netsim.topology.topology import Topology
 
     class FittedModel(nn.Module):
-        """What `fit` returns: a model like the one given, with the run's result."""
+        """Result of `fit`: a model like the one given, with the run's result."""
 
         fit_result: FitResult
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
 
-__all__ = ["Abridged", "Crowd", "Gathering", "are_many", "is_crowd"]
+__all__ = ["Abridged", "Gathering", "are_many", "is_crowd"]
 
 # Under TCP, what sends more messages than this is not simulated to its end.
 _MOST_WINDOWED_MESSAGES = 20_000
@@ -48,8 +48,7 @@ class _Beginning(Phase):
 
     def __init__(self, whole: Phase, num_steps: int) -> None:
         self._whole, self.num_steps = whole, num_steps
-        self.window, self.reduce = whole.window, whole.reduce
-        self.skip_empty, self.has_gaps = whole.skip_empty, whole.has_gaps
+        self.window, self.reduce, self.has_gaps = whole.window, whole.reduce, whole.has_gaps
 
     def step(self, index: int) -> Step:
         """As the phase has it."""
@@ -70,7 +69,7 @@ class _Some(Phase):
     def __init__(self, whole: Phase, senders: Ranks) -> None:
         self._whole, self._senders = whole, senders
         self.num_steps, self.window, self.reduce = whole.num_steps, whole.window, whole.reduce
-        self.skip_empty, self.has_gaps = whole.skip_empty, True
+        self.has_gaps = True
 
     def step(self, index: int) -> Step:
         """As the phase has it, of these senders."""
@@ -101,7 +100,7 @@ def _beginning(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | Non
 
 
 def _is_long(schedule: Schedule, protocol: Protocol) -> bool:
-    """Whether it is worth reckoning: too many messages, under a protocol that is simulated message by message."""
+    """Whether it is abridged: too many messages, under a protocol that is simulated message by message."""
     return protocol.has_windows and schedule.num_messages > _MOST_WINDOWED_MESSAGES
 
 
@@ -134,7 +133,7 @@ class Gathering:
                 call_at(self._env, at, partial(self._through, each))
 
     def cancel(self) -> None:
-        """Nobody is told any more."""
+        """End it: `on_done` is not called any more."""
         self._num_members = 0
 
     def _through(self, member: int) -> None:
@@ -145,7 +144,7 @@ class Gathering:
 class Abridged:
     """Starts collectives on a quiet network, of long ones under TCP their first steps alone.
 
-    What the others take is reckoned from a trial, and added at the end. Crowds of messages take what `Crowd` reckons,
+    The time of the others is computed from a trial, and added at the end. Crowds take what `_Crowd` computes,
     from when their last member has come.
 
     Args:
@@ -156,7 +155,7 @@ class Abridged:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self._known: dict[tuple[int, tuple[int, ...]], tuple[Schedule, Schedule, float]] = {}
-        self._crowd = Crowd(topology, protocol)
+        self._crowd = _Crowd(topology, protocol)
         self._wholes: dict[tuple[int, tuple[int, ...]], tuple[Schedule, float | None]] = {}
         self._crowds: dict[Hashable, tuple[float, FloatArray, Hashable]] = {}
 
@@ -224,7 +223,7 @@ class Abridged:
         """A crowd begins, which `sizes` tells from others: what it takes."""
         key = (hosts, sizes)
         if key not in self._crowds:
-            self._crowds[key] = (*self._crowd.reckoned(made(), hosts), sizes)
+            self._crowds[key] = (*self._crowd.times(made(), hosts), sizes)
         seconds, link_bytes, _ = self._crowds[key]
         network.credit_links(link_bytes)
         return seconds
@@ -303,16 +302,16 @@ def is_crowd(schedule: Schedule) -> bool:
     return listed and are_many(schedule.num_messages)
 
 
-class _Ways(NamedTuple):
-    """How messages go: the links of each, by message and place on the way (-1: no link), and their round trips."""
+class _Routes(NamedTuple):
+    """Routes of messages: links by message and place on the route (-1: no link), and round trips."""
 
     links: Ranks
     latency: FloatArray
     round_trip: FloatArray
 
 
-class Crowd:
-    """Reckons what crowds take on a quiet network.
+class _Crowd:
+    """Times of crowds on a quiet network.
 
     Args:
         topology: the network, without weather.
@@ -325,8 +324,8 @@ class Crowd:
         back = {(link.target, link.source): link.index for link in topology.links}
         self._back = np.array([back.get((link.source, link.target), -1) for link in topology.links], np.int64)
 
-    def reckoned(self, schedule: Schedule, hosts: Sequence[int]) -> tuple[float, FloatArray]:
-        """What it takes in seconds, all members entering at once; and payload across each link, shape (links,)."""
+    def times(self, schedule: Schedule, hosts: Sequence[int]) -> tuple[float, FloatArray]:
+        """Seconds from all members' common start to the end; and payload across each link, shape (links,)."""
         seconds, total = 0.0, np.zeros(len(self._rate))
         for phase in schedule.phases:
             for index in range(phase.num_steps):
@@ -337,7 +336,7 @@ class Crowd:
                 total += load
         return seconds, total
 
-    def _step_seconds(self, step: Step, ways: _Ways, load: FloatArray) -> float:
+    def _step_seconds(self, step: Step, ways: _Routes, load: FloatArray) -> float:
         protocol, has_back = self._protocol, self._back >= 0
         acks = np.zeros_like(load)
         acks[self._back[has_back]] = load[has_back] * protocol.ack_share * protocol.payload_share
@@ -352,13 +351,13 @@ class Crowd:
         slowest = (ways.latency + limited).max(initial=0.0)
         return max(float(busiest), float(slowest)) + protocol.software_seconds
 
-    def _carried(self, ways: _Ways, num_bytes: Ranks) -> FloatArray:
+    def _carried(self, ways: _Routes, num_bytes: Ranks) -> FloatArray:
         load = np.zeros(len(self._rate) + 1)  # the last one is no link
         for place in ways.links.T:
             load += np.bincount(place % len(load), weights=num_bytes, minlength=len(load))
         return load[:-1]
 
-    def _ways(self, step: Step, hosts: Ranks) -> _Ways:
+    def _ways(self, step: Step, hosts: Ranks) -> _Routes:
         """Hosts with one line have it at both ends of every way, and what lies between is looked up once."""
         topology = self._topology
         doors = _doors(topology, set(hosts.tolist()))
@@ -379,7 +378,7 @@ class Crowd:
         links[sources == targets] = -1
         return self._timed(links)
 
-    def _looked_up(self, sources: Ranks, targets: Ranks) -> _Ways:
+    def _looked_up(self, sources: Ranks, targets: Ranks) -> _Routes:
         routes = [
             self._topology.route(*pair) for pair in zip(sources.tolist(), targets.tolist(), strict=True)
         ]
@@ -388,11 +387,11 @@ class Crowd:
             row[: len(route)] = route
         return self._timed(links)
 
-    def _timed(self, links: Ranks) -> _Ways:
+    def _timed(self, links: Ranks) -> _Routes:
         there = np.append(self._topology.latency_seconds, 0.0)
         back = np.append(np.where(self._back >= 0, there[self._back], 0.0), 0.0)
         latency = there[links].sum(axis=1)
-        return _Ways(links, latency, latency + back[links].sum(axis=1))
+        return _Routes(links, latency, latency + back[links].sum(axis=1))
 
 
 def _doors(topology: Topology, hosts: set[int]) -> tuple[Ranks, Ranks, Ranks] | None:

@@ -94,7 +94,7 @@ class _Latencies:
 
 
 def _latency_bound(schedule: Schedule, latency: _Latencies) -> float:
-    """Who needs what another member has waits at least for the way from there."""
+    """Seconds that a member waits at least for values of others: the latency of the route from them."""
     if schedule.op in _FOR_EVERYONE:
         return latency.largest()
     if schedule.op == "sendrecv":

@@ -42,7 +42,7 @@ class CollectiveTimes:
         window_limit: where a sender's window limits it, and what would help; None where links do.
         dollars: what its traffic costs, by the links' `egress`, in the last repetition.
         schedule: the messages that it consisted of.
-        timing: the same figures by link and rank, as the sandbox gave them.
+        timing: the same figures by link and rank, as the network ran them.
     """
 
     seconds: float

@@ -101,7 +101,7 @@ def is_written_in_place(path: str | Path) -> bool:
 
 
 def _opened_in_place(path: Path) -> BinaryIO | None:
-    """What is no regular file, opened; None where there is nothing, or a regular file."""
+    """Open what is there if it is no regular file; None if it is one, or nothing is there."""
     descriptor = _descriptor(path)
     if descriptor is not None:
         sys.stdout.flush()

@@ -51,7 +51,7 @@ def runs_compiled() -> bool:
 
 
 def engine_state() -> str:
-    """How the engine runs, in a few words, and what would compile it."""
+    """State of the engine, in a few words: compiled, or interpreted and how to compile it."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         is_compiled = runs_compiled()
@@ -61,7 +61,7 @@ def engine_state() -> str:
 
 
 def load_sources() -> None:
-    """Import `MODULES` from their sources, whatever is compiled beside them."""
+    """Import `MODULES` from their sources, whatever is compiled alongside them."""
     for name in MODULES:
         _load(f"{__package__}.{name}", importlib.machinery.SourceFileLoader, _FOLDER / f"{name}.py")
 

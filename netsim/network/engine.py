@@ -5,7 +5,7 @@ among all that drain, as far as its connection's window allows, until its bytes 
 connection leave whole and in order.
 
 **Within an instant** the order is: alarms; then every transfer that is due starts to drain, asks its window again
-or ends; then owners are told, in the order of sending (of one transfer: sent, then delivered), and may send at the
+or ends; then owners are called, in the order of sending (of one transfer: sent, then delivered), and may send at the
 same instant; when nothing is left to happen, rates are found, which may end a transfer at this very instant.
 Whatever runs above the network (weather, ranks) has its turn at an instant before the network; see
 `netsim.network.clock`.
@@ -137,7 +137,7 @@ class Transfer:
 
     Attributes:
         size: payload bytes.
-        owner: told of its progress; `step`, `src`, `dst` and `kind` are the owner's.
+        owner: called as it proceeds; `step`, `src`, `dst` and `kind` are the owner's.
         order: position among all transfers in the order of sending; its id.
         begun: instant of sending.
         since: instant at which `remaining` held; it drains at `rate` since then.
@@ -241,8 +241,8 @@ class Engine:
         self._alarms = DueHeap()
         self._held: dict[Transfer, None] = {}
         self._is_asked = False  # something is to be done at this instant
-        self._delivered: list[Transfer] = []  # at this instant, owners not told yet
-        self._notices: list[Transfer] = []  # sent or dropped, owners not told yet
+        self._delivered: list[Transfer] = []  # at this instant, owners not called yet
+        self._notices: list[Transfer] = []  # sent or dropped, owners not called yet
         self._acking: list[dict[Connection, None]] = [{} for _ in payload]
         self._stale: list[int] = []
         self._is_stale = [False] * len(payload)
@@ -405,7 +405,7 @@ class Engine:
         return window is not None and num_bytes <= window.buffer_bytes(self.now)
 
     def abort(self, transfer: Transfer) -> float:
-        """End a transfer that is under way; its owner is not told. Returns the bytes that were delivered."""
+        """End a transfer that is under way; its owner is not called. Returns the bytes that were delivered."""
         connection = transfer.connection
         now = self.now
         delivered = 0.0
@@ -424,7 +424,7 @@ class Engine:
         return delivered
 
     def drop(self, transfer: Transfer) -> bool:
-        """End a transfer by force. Returns whether its owner wants to know; it is told at the end of the instant."""
+        """End a transfer by force. Returns whether its owner is called for it, at the end of the instant."""
         self.abort(transfer)
         if transfer.tells_dropped:
             transfer.was_dropped = True
@@ -454,7 +454,7 @@ class Engine:
             self.send(connection, lost.size, owner, lost.step, lost.src, lost.dst, lost.kind, tells_sent)
 
     def end_group(self, name: Hashable) -> None:
-        """End all transfers of a group's connections; no owner is told."""
+        """End all transfers of a group's connections; no owner is called."""
         for transfer in self.in_flight():
             if transfer.connection.group.name == name:
                 self.abort(transfer)
@@ -506,7 +506,7 @@ class Engine:
         transfer.owner.delivered(transfer)
 
     def _turn(self) -> None:
-        """Everything that is due happens; then owners are told."""
+        """Take everything that is due, then call owners."""
         self._is_asked = False
         self.take_due()
         delivered = self._delivered
@@ -548,7 +548,7 @@ class Engine:
             transfer.owner.delivered(transfer)
 
     def take_due(self) -> None:
-        """Let transfers that are due start to drain, go on or end; owners are told at the end of the instant."""
+        """Let transfers that are due start to drain, go on or end; owners are called at the end of the instant."""
         heap = self._heap
         now = self.now
         while heap.items:

@@ -1,4 +1,4 @@
-"""What TCP takes from the ideal network: the window of one connection, as a fluid.
+"""TCP's limit on the ideal network: the window of one connection, as a fluid.
 
 Time is seen from the receiver: a window that leaves at t drains from t plus the latency on, and the next
 window can follow one round trip after it.
@@ -235,7 +235,7 @@ class Window:
         self._is_one = False  # whether all of it is of one message, without a pause
         self._follows_full = False  # whether it follows a full round of the same burst
         self._blocked = False  # until the round trip is over
-        self._left = 0.0  # bytes of the message under way, when last told
+        self._left = 0.0  # bytes of the message under way, when last reported
         self.last_used = inf
         self._largest = self._window  # ever
         self._until_loss = self._loss_bytes

@@ -1,4 +1,4 @@
-"""Whom a member of a collective waits for: those whose values its own is made of, and nobody else."""
+"""Members that a member of a collective waits for: those whose values its own is made of, and no others."""
 
 from __future__ import annotations
 

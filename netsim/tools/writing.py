@@ -15,7 +15,7 @@ __all__ = ["check_new", "write_new"]
 
 
 def check_new(path: Path) -> None:
-    """That `--out` names something new in a folder that is there, or a pipe or device; raises InputError."""
+    """Check that `--out` names something new in a folder that is there, or a pipe or device; raises InputError."""
     if is_written_in_place(path):
         return
     if os.path.lexists(path):

@@ -29,10 +29,9 @@ from netsim.topology.mapping import plain_form
 from netsim.topology.placement import spread
 from netsim.topology.weather import Weather
 
-__all__ = ["FloatArray", "Host", "IntArray", "Link", "Topology", "shipped_topologies"]
+__all__ = ["FloatArray", "Host", "Link", "Topology", "shipped_topologies"]
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 def shipped_topologies() -> dict[str, Path]:

@@ -36,7 +36,7 @@ class OpenedSockets:
         self._is_counting = True
 
     def stop(self) -> None:
-        """Those opened later are not counted any more."""
+        """Count no sockets that are opened later."""
         self._opened, self._is_counting = self._now(), False
 
     def cut(self) -> None:

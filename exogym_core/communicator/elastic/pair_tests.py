@@ -48,7 +48,7 @@ class PairTests:
             threading.Thread(target=self._accept, name="pair tests", daemon=True).start()
 
     def reaches(self, place: Place, seconds: float) -> bool:
-        """Whether who listens there answers, and within that time."""
+        """Whether the listener there answers within that time."""
         try:
             channel = connect(place, self._secret, _SERVICE, "another site", seconds)
             try:
@@ -60,7 +60,7 @@ class PairTests:
             return False
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         if self.place is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)

@@ -71,7 +71,7 @@ class Port(Protocol):
         """Whether `take` would return at once, in host time."""
 
     def forget(self, ticket: Any, member: int) -> None:
-        """Nobody will take what this ticket is for: the post has been taken back."""
+        """Drop a ticket's values: the post has been taken back."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Hand tensors over to the observer, without waiting for it."""

@@ -214,7 +214,7 @@ class ProcessRun(Carrier):
         self._send(self._home[rank], Answered(rank, CallEnding.DONE))
 
     def _seconds_before_alarm(self) -> float:
-        """How long to wait (host time) for ranks that are away as others' time will be up next; 0 where it will not."""
+        """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""
         kernel = self.simulation.kernel
         alarm = kernel.seconds_to_alarm
         is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm

@@ -62,7 +62,7 @@ class _Given:
 
 @dataclass(eq=False)
 class _Ticket:
-    """What a rank has posted as a member of a call, until it has taken its values."""
+    """Post of a rank as a member of a call, until it has taken its values."""
 
     key: Key
     member: int
@@ -246,7 +246,7 @@ class RankBlock:
         return key in self._coming
 
     def forget(self, ticket: _Ticket) -> None:
-        """What was posted has been taken back."""
+        """Forget a post that has been taken back."""
         del self.tickets[ticket.key, ticket.member]
         self._coming.pop(ticket.key, None)
 

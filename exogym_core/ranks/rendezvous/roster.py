@@ -507,10 +507,10 @@ class Roster:
             if site in self.sites and self.sites[site].is_connected:
                 self._send(site, message)
 
-    # --- what people are told -----------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------
 
     def told(self, now: float) -> dict[str, Any]:
-        """Where the run stands: `present`, `waits`, why somebody is `absent`, and pairs that are `broken`."""
+        """Status of the run: `present`, `waits`, why somebody is `absent`, and pairs that are `broken`."""
         absent = {}
         for site, info in sorted(self.sites.items()):
             if not info.is_connected:
@@ -528,7 +528,7 @@ class Roster:
         }
 
     def _open_waits(self, now: float) -> Iterator[dict[str, Any]]:
-        """Who waits for whom in rounds, and since when."""
+        """Waits of sites for others in rounds, and since when."""
         for meeting in self._rounds.values():
             if not meeting.is_settled and meeting.come:
                 missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(meeting.come)

@@ -234,7 +234,7 @@ class SitesOfRun:
             getattr(roster, what)(site, int(message["id"]), message, now)
 
     def told(self, now: float) -> dict[str, Any]:
-        """Where this run stands, for people."""
+        """Status of this run, for people."""
         steps = next((str(facts["max_steps"]) for facts in self._facts.values() if "max_steps" in facts), "")
         return {
             "run": self.name,

@@ -1,4 +1,4 @@
-"""Look at a group that torchrun has started, from outside: what its ranks last said of themselves."""
+"""Status of a group that torchrun has started, read from outside: the last report of each rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_RESTARTS = 1000
 
 
 def group_status(address: tuple[str, int], secret: bytes) -> dict[str, Any]:
-    """What the ranks at a torchrun address (MASTER_ADDR:MASTER_PORT) last said.
+    """Last reports of the ranks at a torchrun address (MASTER_ADDR:MASTER_PORT).
 
     Raises:
         InputError: nobody listens there, no such run is there, or it has another secret.
@@ -57,7 +57,7 @@ def group_status(address: tuple[str, int], secret: bytes) -> dict[str, Any]:
 
 
 def _newest_run(store: Store) -> Store | None:
-    """Where the ranks of the last restart and the last run of a group have met."""
+    """Store of the last run after the last restart of a group."""
     last = None
     for restart in range(_MOST_RESTARTS):
         prefix = f"netgym {restart}"

@@ -66,7 +66,7 @@ class Member:
         return _MISSING if found is None else value_text(found)
 
     def setting(self, key: str) -> Any:
-        """What the run's resolved experiment has under the path `key`; None where it has nothing."""
+        """Value of the run's resolved experiment under the path `key`; None where it has nothing."""
         found: Any = self.settings
         for step in key.split("."):
             if isinstance(found, list):
@@ -179,7 +179,7 @@ def members_of(runs: Iterable[FoundRun]) -> list[Member]:
 
 
 def default_keys(members: Sequence[Member]) -> list[str]:
-    """What differs, seeds left aside: the run, where there are several; keys of a sweep; the strategy."""
+    """Keys that differ, seeds left aside: the run, where there are several; keys of a sweep; the strategy."""
     swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
     keys = ["run"] if len({member.run.run for member in members}) > 1 else []
     return [*keys, *(key for key in swept if len({member.value(key) for member in members}) > 1), "strategy"]
@@ -249,7 +249,7 @@ def _json(value: Any) -> str:
 
 
 def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
-    """What the seeds support: a sentence for each network and setting, and the groups that come first in theirs."""
+    """Verdict that the seeds support: a sentence for each network and setting, and the groups that come first."""
     contests: dict[str, list[Group]] = {}
     for group in groups:
         conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
@@ -275,7 +275,7 @@ def _told_apart(groups: Sequence[Group]) -> list[str]:
 
 
 def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
-    """Who comes first of groups that met the same conditions, if seeds support that.
+    """The first of groups that met the same conditions, if seeds support that.
 
     Groups that held the target with all their runs are ordered by its time; if there are none, by final loss. The
     first is named only if its difference to the second, seed by seed, has an interval on one side of zero.
@@ -313,7 +313,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
 
 
 def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:
-    """Who did not hold the target, where others did, or where nobody did."""
+    """Groups that did not hold the target, where others did, or where nobody did."""
     if not any(run.target is not None for group in ended for run in group.runs):
         return ""
     told = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
-from exogym_core.results.lock import work_in
+from exogym_core.results.standing import progress_elsewhere
 from netsim.files.documents import load_document
 from netsim.files.errors import InputError
 
@@ -181,7 +181,7 @@ class Results:
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, told) for entry in folder.read_summary()],
-            running=work_in(path.parent),
+            running=progress_elsewhere(path.parent),
         )
 
     @property

@@ -379,7 +379,7 @@ def _failed(results: Results) -> str:
 
 
 def _uncharged(results: Results) -> str:
-    """Whose times lack the work of encoding, which the others pay for."""
+    """Strategies whose times lack the work of encoding, which the others pay for."""
     named = [_name(each) for each in results.strategies if each.coding is not None]
     return f" Coding is not charged to {_listed(named)}: the times lack what encoding takes." if named else ""
 

@@ -355,7 +355,7 @@ for _name, _codec in CODECS.items():
 
 
 def codec_name(codec: Codec) -> str:
-    """What `compute.coding` calls it: its name, or its class's."""
+    """Name of a codec in `compute.coding`: its name, or its class's."""
     return codec.name or type(codec).__name__
 
 

@@ -44,14 +44,12 @@ class RingPhase(Phase):
     ) -> None:
         """`bounds` are the boundaries of all pieces, chunk by chunk: shape (n * pieces + 1,)."""
         self.ranks = ranks
-        self.bounds = bounds
         self.shift = shift
         self.reduce = reduce
         self.direction = direction
         self.pieces = pieces
         self.window = window
         self.num_steps = (len(ranks) - 1) * pieces if num_steps is None else num_steps
-        self.skip_empty = skip_empty
         self.has_gaps = skip_empty and not bool(np.diff(bounds).all())
         self._next = np.roll(ranks, -direction)
         self._sizes = np.diff(bounds)

@@ -56,8 +56,7 @@ class Phase(ABC):
     num_steps: int
     window: int
     reduce: bool
-    skip_empty: bool = False  # messages without bytes are left out
-    has_gaps: bool = False  # some were
+    has_gaps: bool = False  # messages without bytes were left out
 
     @abstractmethod
     def step(self, index: int) -> Step:
@@ -166,11 +165,6 @@ class Schedule:
         """Messages over all steps, empty ones that are left out included where steps are regular."""
         return sum(phase.num_messages for phase in self.phases)
 
-    @property
-    def most_messages(self) -> int:
-        """Messages that carrying it out may take, with the two notes of a rendezvous for each."""
-        return 3 * self.num_messages
-
     @cached_property
     def regular_pairs(self) -> frozenset[tuple[int, int]] | None:
         """The (src, dst) that exchange messages, each in order; None where the pairs differ from step to step."""
@@ -219,14 +213,6 @@ class Schedule:
                 ):
                     yield Message(number, src, dst, num_bytes)
                 number += 1
-
-    @cached_property
-    def binds_everyone(self) -> bool:
-        """Whether no member can be through before the last one has arrived."""
-        if self.op not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"):
-            return False
-        complete = not any(phase.skip_empty for phase in self.phases) or bool(np.diff(self.layout).all())
-        return complete and self.num_ranks > 1 and bool(self.phases)
 
 
 def boundaries(num_bytes: int, num_parts: int, element_bytes: int = 1) -> Bytes:
