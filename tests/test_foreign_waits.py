@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from exogym_core.torch_backend.program import LaunchedProgram, run_program
-from exogym_core.torch_backend.session import ComputeClock
+from exogym_core.torch_backend.launch import Launch, Script
+from exogym_core.torch_backend.program import run_program
 from netsim.topology import Topology
 
 if TYPE_CHECKING:
@@ -62,8 +62,10 @@ def seconds(calls: str, tmp_path: Path, folder: str) -> float:
     """How long a program takes, in virtual time."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.replace("CALLS", calls))
-    program = LaunchedProgram(str(script), (folder,))
-    report = run_program(program, 3, Topology.load("wan-4-regions"), compute=ComputeClock("marks"))
+    program = Script(str(script), (folder,))
+    launch = Launch(program, 3, Topology.load("wan-4-regions"), compute="marks", protocol="ideal")
+    report, error = run_program(launch, lambda line: None)
+    assert error is None, error
     return report.virtual_seconds
 
 
