@@ -198,6 +198,7 @@ task: {name: digits}
 model: {name: mlp}
 workers: {count: 2}
 topology: two-datacenters
+compute: 1 ms
 steps: 4
 batch_size: 8
 strategies:

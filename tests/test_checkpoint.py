@@ -457,7 +457,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": Model(bias=False)}, "model: layer.0.bias is float32[3], this run's is absent;"),
     ({"seed": 1}, "settings: seed is 42, this run's is 1;"),
     ({"batch_size": 5}, "settings: batch_size is 4, this run's is 5;"),
-    ({"topology": "lan"}, "settings: topology is None, this run's is lan ("),
+    ({"topology": "lan", "compute": "1 ms"}, "settings: topology is None, this run's is lan ("),
 ]
 
 

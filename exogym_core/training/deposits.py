@@ -206,7 +206,9 @@ class Deposits:
             return {}
         state = self._strategy.judged_state()
         self._given = self._version
-        is_first = self._comm.rank == (self._comm.world_size - 1 if self._strategy.num_servers else present[0])
+        is_first = self._comm.rank == (
+            self._comm.world_size - 1 if self._strategy.num_servers else present[0]
+        )
         if is_first:
             self._check(state)
         if state is None:

@@ -261,18 +261,17 @@ class Engine:
         return path
 
     def group(self, name: Hashable, is_background: bool = False) -> Group:
+        """The group of this name; a new one is kept when it has a connection."""
         group = self.groups.get(name)
-        if group is None:
-            group = Group(name, is_background)
-            if not self.is_per_transfer:
-                self.groups[name] = group
-        return group
+        return Group(name, is_background) if group is None else group
 
     def connect(self, group: Group, source: int, target: int, most: float = inf) -> Connection:
         """The connection of a group between two hosts, or one that lasts for a single transfer."""
         path = self.path(source, target)
         if not self.is_per_transfer:
             found = group.connections.get(path.index)
+            if found is None and self._shares_kept(group):
+                found = group.connections.get(path.index)
             if found is not None:
                 if found.most == most or found.first is not None or found.window is not None:
                     return found
@@ -289,18 +288,20 @@ class Engine:
                 window = self.open_window(path)
         connection = Connection(group, path, gross, net, window, most)
         if not self.is_per_transfer:
-            self._keep(connection)
+            group.connections[path.index] = connection
+            self._num_connections += 1
         return connection
 
-    def _keep(self, connection: Connection) -> None:
-        group = connection.group
+    def _shares_kept(self, group: Group) -> bool:
+        """Keep a group that is to have a connection; returns whether it now shares those of another of its name."""
         kept = self.groups.get(group.name)
-        if kept is None:  # it was forgotten while it had no connections
+        if kept is None:
             self.groups[group.name] = group
-        elif kept is not group:
-            group.connections = kept.connections
-        group.connections[connection.path.index] = connection
-        self._num_connections += 1
+            return False
+        if kept.connections is group.connections:
+            return False
+        group.connections = kept.connections
+        return True
 
     def _close(self, connection: Connection) -> None:
         if connection.group.connections.pop(connection.path.index, None) is not None:
