@@ -227,7 +227,8 @@ class Deposits:
             )
         told = {name.partition("[")[0] for name in state}
         wanted = {name for name, _ in self._strategy.named_trainable()}
-        if missing := sorted(wanted - told):
+        is_divided = any("[" in name for name in state)  # other ranks of the site have the rest
+        if not is_divided and (missing := sorted(wanted - told)):
             raise InputError(f"{where}: lacks {missing[0]!r}; return all trainable parameters by name")
         if unknown := sorted(told - set(named_tensors(self._model))):
             raise InputError(f"{where}: has {unknown[0]!r}, which the model does not; leave it out")

@@ -75,12 +75,12 @@ class Clock(simpy.Environment):
         self._engines: list[Engine] = []
 
     def attach(self, engine: Engine) -> None:
-        """Have a network's time go on with this clock."""
+        """Have the time of a network's `engine` go on with this clock."""
         engine.now = self._now
         self._engines.append(engine)
 
     def show(self, instant: float) -> None:
-        """Take over the time of a network, for code that it calls."""
+        """Take over the `instant` of a network, for code that it calls."""
         self._now = instant
 
     def step(self) -> None:

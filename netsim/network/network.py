@@ -284,7 +284,7 @@ class Network:
         return self.engine.payload
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
-        """Count bytes between members on `hosts` as sent: (source, target, bytes), by position."""
+        """Count `pair_bytes` between members on `hosts` as sent: (source, target, bytes), by position."""
         for src, dst, num_bytes in pair_bytes:
             self.engine.path(hosts[src], hosts[dst]).delivered_bytes += num_bytes
 
