@@ -397,7 +397,7 @@ class TestFailures:
         assert list(summary) == ["AllReduce", "DiLoCo", "Failing", "FedAvg"]
         assert summary["Failing"]["failed"] is True
         assert "boom" in summary["Failing"]["error"]
-        assert summary["Failing"]["steps"] == 2
+        assert summary["Failing"]["steps"] == 3
         assert summary["Failing"]["seeds"] == [0], "it is not tried again"
         assert all("failed" not in one for name, one in summary.items() if name != "Failing")
         assert summary["FedAvg"]["seeds"] == [0, 1]

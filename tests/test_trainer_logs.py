@@ -108,7 +108,7 @@ def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch, tmp_path):
         id="a1",
         log=logged.append,
         define_metric=lambda name, **options: metrics.append((name, options)),
-        finish=lambda: state.update(finished=True),
+        finish=lambda exit_code=None: state.update(finished=True),
     )
     module = types.ModuleType("wandb")
     module.init = lambda **options: state.update(options) or run

@@ -55,7 +55,7 @@ def code_digests(roots: Iterable[object]) -> dict[str, str]:
         digests[f"{found.__module__}.{found.__qualname__}"] = _digest(_source(found))
         for name, value in _named_by(found):
             if isinstance(value, _CONSTANTS):
-                digests[f"{found.__module__}.{name}"] = _digest(re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
+                digests[f"{found.__module__}.{name}"] = _digest(_constant(found.__module__, name, value))
             else:
                 waiting.append(value)
     return dict(sorted(digests.items()))
@@ -112,6 +112,25 @@ def _definition(value: object) -> Any:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _constant(module: str, name: str, value: object) -> str:
+    """The expression that a module gives to a name: its value may come from the environment; else the value."""
+    for statement in reversed(_statements(module)):
+        targets = (
+            statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        )
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return ast.unparse(statement)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _statements(module: str) -> list[ast.stmt]:
+    """The statements of a module's source; none where it has no file."""
+    try:
+        return ast.parse(inspect.getsource(sys.modules[module])).body
+    except (KeyError, OSError, TypeError, SyntaxError):
+        return []
 
 
 def _source(found: Any) -> str:
