@@ -56,4 +56,6 @@ def _extensions() -> list[Any]:
     return list(extensions)
 
 
-setup(ext_modules=_extensions(), cmdclass={"build_ext": BuildEngine})
+# An editable install of a checkout that is compiled already, with other extras, say, need not compile again.
+is_compiled = "editable_wheel" in sys.argv and _build_module().is_up_to_date()
+setup(ext_modules=[] if is_compiled else _extensions(), cmdclass={"build_ext": BuildEngine})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MODULES", "engine_state", "load_sources", "runs_compiled", "source_hash"]
+__all__ = ["MODULES", "engine_state", "is_up_to_date", "load_sources", "runs_compiled", "source_hash"]
 
 MODULES = ("fairness", "tcp", "engine", "collective")
 """The compiled modules, each after those that it imports."""
@@ -35,12 +35,17 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
+def is_up_to_date() -> bool:
+    """Whether the compiled modules beside the sources, if any, belong to them."""
+    return _HASH.is_file() and _HASH.read_text().strip() == source_hash()
+
+
 def runs_compiled() -> bool:
     """Whether compiled modules are there and belong to the sources; warns where they are older."""
     shared = _compiled_file(_FOLDER.parent.parent, "netsim_network__mypyc")
     if shared is None or _compiled_file(_FOLDER, "engine") is None:
         return False
-    if _HASH.is_file() and _HASH.read_text().strip() == source_hash():
+    if is_up_to_date():
         _load(shared.name.partition(".")[0], importlib.machinery.ExtensionFileLoader, shared)
         return True
     warnings.warn(
