@@ -255,13 +255,13 @@ def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tm
 def test_what_an_earlier_life_of_a_site_left_hanging_does_not_count_against_the_next(tmp_path: Path) -> None:
     """A machine froze with both its processes, and the site comes again as one process: the other is not missed."""
     lines = list[str]()
-    with meeting(2, silent_seconds=0.5, say=lines.append) as at:
+    with meeting(2, silent_seconds=2.0, say=lines.append) as at:
         first, frozen = SiteLink(at.address, SECRET, 0), SiteLink(at.address, SECRET, 0, lane=1)
         for each in (first, frozen):
             each._is_up.clear()  # they say nothing more, and their connections stay
         first.close()
         again = SiteLink(at.address, SECRET, 0)
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 3.0
         while time.monotonic() < deadline:
             again.ask("clock", elapsed=None)
         again.close()
